@@ -37,6 +37,12 @@ class RankUp(Record, frozen=True):
     rank: int
 
 
+class ProgramBegan(Record, frozen=True):
+    """The rank runs the program from here on."""
+
+    at: float
+
+
 class DeviceInfo(Record, frozen=True):
     """What the rank found one of its devices to be (nothing touches a device before)."""
 
@@ -89,6 +95,11 @@ class Step(Record, frozen=True, gc=False):
     step, so gradient accumulation sends several. `forward_ms`, `backward_ms` and `arrival_ms` (dp: how
     long a device waited for its own shard once the batch was there) run parallel to the devices of the
     split; an entry that was not measured is `None`, and a `Note` says why.
+
+    `data_wait_ms`, `forward_ms`, `backward_ms`, `comm_ms` and `optimizer_ms` are disjoint parts of `cycle_ms`, the time
+    since the process's previous step ended, of whatever phase. `whole_backward_ms` is the time of the calls of backward
+    where these do more than compute on one device: under ddp it is `backward_ms` and `comm_ms` together, under dp the
+    backward of all devices. It is measured in every step, and its parts in some.
     """
 
     step: int
@@ -104,6 +115,9 @@ class Step(Record, frozen=True, gc=False):
     primitives: PrimitiveTimes | None = None
     memory_peak_bytes: tuple[int | None, ...] = ()
     arrival_ms: tuple[float | None, ...] = ()
+    optimizer_ms: float | None = None
+    whole_backward_ms: float | None = None
+    cycle_ms: float | None = None
 
 
 class MetricSample(Record, frozen=True, tag="Metric", gc=False):
@@ -139,6 +153,7 @@ class Outcome(Record, frozen=True):
     message: str = ""
     traceback: str = ""
     advice: str = ""  # what the user may do about it, where that is known
+    at: float = 0.0  # when the program ended; 0: not known
 
 
 # -- what a probe sees in a program that it did not write ------------------------------------------
@@ -230,6 +245,7 @@ class Returned(Record, frozen=True):
 
     outcome: Outcome
     stage: str  # threads | handlers
+    at: float = 0.0  # 0: not known
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -265,6 +281,7 @@ class Saved(Record, frozen=True):
 #: Every record but the two that come in masses.
 SingleRecord = (
     RankUp
+    | ProgramBegan
     | DeviceInfo
     | Outline
     | BatchSplit

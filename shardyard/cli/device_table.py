@@ -96,10 +96,12 @@ def _last_shards(report: "SplitReport") -> tuple[int | None, ...]:
 
 
 def _waiting_ms(measures: "DeviceMeasures") -> float | None:
-    """The part of a device's measured time in which it waited for data and for others."""
-    times = [measures.forward_ms, measures.backward_ms, measures.data_wait_ms, measures.comm_ms]
-    spent = [0.0 if one is None else one.total for one in times]
-    return (spent[2] + spent[3]) / sum(spent) if sum(spent) > 0 else None
+    """The part of a device's time in which it waited for data and for others."""
+    from shardyard.contract.report import time_parts
+
+    spent = time_parts(measures)
+    whole = sum(spent.values())
+    return (spent.get("data_wait_ms", 0.0) + spent.get("comm_ms", 0.0)) / whole if whole > 0 else None
 
 
 def _idle_remark(measures: "DeviceMeasures | None") -> str:

@@ -13,6 +13,7 @@ from shardyard.contract.report import (
     Report,
     ReportDevice,
     Timing,
+    WhatIf,
     decode_report,
     encode_report,
 )
@@ -86,6 +87,16 @@ class SplitReport:
     @property
     def balance(self) -> Balance:
         return self.data.balance
+
+    @property
+    def what_if(self) -> WhatIf | None:
+        """What the run would take if all devices were alike."""
+        return self.data.what_if
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on the whole run."""
+        return self.data.verdict
 
     @property
     def prediction(self) -> PredictionCheck:
@@ -181,7 +192,7 @@ class SplitReport:
         return self.svg()
 
 
-_TIMES = ("forward_ms", "backward_ms", "data_wait_ms", "comm_ms")
+_TIMES = ("forward_ms", "backward_ms", "data_wait_ms", "comm_ms", "optimizer_ms", "other_ms")
 _PATTERN_COLUMNS = ("phase", "module", "batch_rows", "steps", "first_step", "last_step")
 
 

@@ -43,11 +43,18 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Milliseconds over the measured steps: total exactly, quantiles of one step within 1 %."""
+    """Milliseconds: the total of all steps, and quantiles of one measured step within 1 %.
+
+    `measured_steps` says in how many steps the time was measured. Where that is not all of them, `total` is an
+    estimate, and `error` half of its 95 % confidence interval. In reports of earlier versions both are `None`, and
+    `total` is that of the measured steps alone: the two kinds cannot be compared.
+    """
 
     total: float
     p50: float
     p95: float
+    measured_steps: int | None = None
+    error: float | None = None
 
 
 class DeviceMeasures(msgspec.Struct, frozen=True):
@@ -55,6 +62,11 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
 
     `steps` counts all steps, `idle_steps` those in which the device got nothing. `ms_per_row` is
     forward plus backward time of one row, each over the rows of the steps in which it was measured.
+
+    The times are disjoint parts of `wall_ms`, how long the device's program has run: `data_wait_ms` for batches,
+    `forward_ms` and `backward_ms` of its own work, `comm_ms` of communication that no work hides, waiting for the
+    slowest device included, `optimizer_ms`, and `other_ms` for the rest. Virtual devices of one process work in turn;
+    their times are as if they had worked at once.
     """
 
     device: int
@@ -68,6 +80,9 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
     comm_ms: Timing | None
     ms_per_row: float | None
     memory_peak_bytes: int | None
+    optimizer_ms: Timing | None = None
+    other_ms: Timing | None = None
+    wall_ms: float | None = None
 
 
 class PrimitiveTimings(msgspec.Struct, frozen=True):
@@ -84,8 +99,9 @@ class Balance(msgspec.Struct, frozen=True):
     `compute` (the slowest device's excess over the mean, because it got more rows, or takes longer
     for a row), `input` (the longest wait for data), `communication` (the shortest time in
     communication: a rank that waits for nobody spends it too). `slowest_device` is the one that spent
-    most in waiting for data and computing, which is whom the others wait for. `wasted_device_seconds` sums, over
-    devices and steps, the time from a device's end of work to the end of the slowest one's.
+    least in waiting for the others. `time_max_over_mean` is about the time of waiting for data and computing.
+    `wasted_device_seconds` sums, over devices and all steps, how much longer each waited for others than the device
+    that waited least.
     """
 
     rows_max_over_mean: float | None
@@ -95,6 +111,22 @@ class Balance(msgspec.Struct, frozen=True):
     idle_device_steps: int | None
     wasted_device_seconds: float | None
     output_device_memory_skew: float | None
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """The run as it is over the run as it would be, had every device worked in each step as long as the mean of all.
+
+    `ratio` is that of the two times: 1.31 says that without the slowness of `device` the run would take 1/1.31 of its
+    time. The parts add up to `ratio` - 1: the device got more `rows`, took longer to `compute` each, waited longer for
+    its `input`; `other` is what no part explains, such as devices that are slow in turn.
+    """
+
+    ratio: float
+    device: int
+    rows: float
+    compute: float
+    input: float
+    other: float
 
 
 class PredictionCheck(msgspec.Struct, frozen=True):
@@ -144,6 +176,26 @@ class Report(msgspec.Struct, frozen=True):
     notes: dict[str, str]
     rehearsal: bool = False
     resumed: Resumed | None = None
+    what_if: WhatIf | None = None
+    verdict: str = ""  # one sentence on the whole run
+
+
+#: The disjoint parts of a device's wall time.
+TIME_PARTS = ("data_wait_ms", "forward_ms", "backward_ms", "comm_ms", "optimizer_ms", "other_ms")
+
+
+def time_parts(device: DeviceMeasures) -> dict[str, float]:
+    """What a device's time went into, in milliseconds over all steps, by the name of the part. What every view of a
+    report shows. Parts that are not known are left out."""
+    timings = {name: getattr(device, name) for name in TIME_PARTS}
+    return {name: timing.total for name, timing in timings.items() if timing is not None}
+
+
+def has_whole_times(report: Report) -> bool:
+    """Whether totals are those of all steps. Those of earlier versions are of the measured steps alone, and can
+    neither be added up nor compared."""
+    timings = (getattr(device, name) for device in report.per_device for name in TIME_PARTS)
+    return all(timing is None or timing.measured_steps is not None for timing in timings)
 
 
 _encoder = msgspec.json.Encoder()

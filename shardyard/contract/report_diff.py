@@ -1,15 +1,25 @@
 """Two split reports side by side: what each device got, what it cost, and how the two compare.
 
 A `ratio` is this one over the other, of numbers as they are and of times by their p50; it is `None`
-where one of the two was not measured, or the other is 0.
+where one of the two was not measured, or the other is 0. Reports of earlier versions have other times: beside a report
+of this version they have no ratio, and a note says so.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from shardyard.contract.report import DeviceMeasures, Finding, Pattern, Report, Resumed, Timing
+from shardyard.contract.report import (
+    TIME_PARTS,
+    DeviceMeasures,
+    Finding,
+    Pattern,
+    Report,
+    Resumed,
+    Timing,
+    has_whole_times,
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -17,6 +27,10 @@ Value = int | float | str | Timing | None
 
 _DEVICE_FIELDS = tuple(name for name in DeviceMeasures.__struct_fields__ if name != "device")
 _PRIMITIVES = ("replicate_ms", "scatter_ms", "parallel_apply_ms", "gather_ms")
+_INDEXES = frozenset({"slowest_device"})  # not quantities
+#: What earlier versions took from other steps, or defined in another way.
+_TIMES = frozenset({*TIME_PARTS, "ms_per_row", "wall_ms", "time_max_over_mean", "wasted_device_seconds"})
+_EARLIER_TIMES = "made by an earlier version: its times are those of the measured steps alone, and cannot be compared"
 
 
 class ReportSide(msgspec.Struct, frozen=True):
@@ -66,6 +80,9 @@ class DevicePair(msgspec.Struct, frozen=True):
     comm_ms: ValuePair
     ms_per_row: ValuePair
     memory_peak_bytes: ValuePair
+    optimizer_ms: ValuePair
+    other_ms: ValuePair
+    wall_ms: ValuePair
 
 
 class PrimitivePairs(msgspec.Struct, frozen=True):
@@ -114,20 +131,26 @@ class ReportDiff(msgspec.Struct, frozen=True):
 def compare_reports(this: Report, against: Report) -> ReportDiff:
     """Both reports side by side. They may be of any two jobs."""
     primitives = None
+    without = _INDEXES if has_whole_times(this) == has_whole_times(against) else _INDEXES | _TIMES
     if this.primitives is not None or against.primitives is not None:
-        primitives = PrimitivePairs(*(_pair_of(this.primitives, against.primitives, name) for name in _PRIMITIVES))
+        pairs = (_pair_of(this.primitives, against.primitives, name, without) for name in _PRIMITIVES)
+        primitives = PrimitivePairs(*pairs)
     return ReportDiff(
         this=_report_side(this),
         against=_report_side(against),
         patterns=tuple(_pair_patterns(this.patterns, against.patterns)),
-        per_device=tuple(_pair_devices(this.per_device, against.per_device)),
+        per_device=tuple(_pair_devices(this.per_device, against.per_device, without)),
         primitives=primitives,
         balance=BalancePairs(
-            *(_pair_of(this.balance, against.balance, name) for name in BalancePairs.__struct_fields__)
+            *(_pair_of(this.balance, against.balance, name, without) for name in BalancePairs.__struct_fields__)
         ),
         findings=_pair_findings(this.findings, against.findings),
-        notes=SideNotes(this.notes, against.notes),
+        notes=SideNotes(_side_notes(this), _side_notes(against)),
     )
+
+
+def _side_notes(report: Report) -> dict[str, str]:
+    return report.notes if has_whole_times(report) else report.notes | {"times": _EARLIER_TIMES}
 
 
 def _report_side(report: Report) -> ReportSide:
@@ -144,10 +167,11 @@ def _report_side(report: Report) -> ReportSide:
     )
 
 
-def _pair_of(this: msgspec.Struct | None, against: msgspec.Struct | None, name: str) -> ValuePair:
+def _pair_of(
+    this: msgspec.Struct | None, against: msgspec.Struct | None, name: str, without_ratio: Collection[str]
+) -> ValuePair:
     left, right = (None if one is None else getattr(one, name) for one in (this, against))
-    comparable = name != "slowest_device"  # an index, not a quantity
-    return ValuePair(left, right, _value_ratio(left, right) if comparable else None)
+    return ValuePair(left, right, None if name in without_ratio else _value_ratio(left, right))
 
 
 def _value_ratio(this: Value, against: Value) -> float | None:
@@ -183,10 +207,12 @@ def _by_key(entries: Sequence[S], key: Callable[[S], K]) -> dict[K, S]:
     return {key(entry): entry for entry in entries}
 
 
-def _pair_devices(this: Sequence[DeviceMeasures], against: Sequence[DeviceMeasures]) -> Iterator[DevicePair]:
+def _pair_devices(
+    this: Sequence[DeviceMeasures], against: Sequence[DeviceMeasures], without_ratio: Collection[str]
+) -> Iterator[DevicePair]:
     ours, theirs = (_by_key(side, lambda device: device.device) for side in (this, against))
     for device in sorted({*ours, *theirs}):
-        pairs = (_pair_of(ours.get(device), theirs.get(device), name) for name in _DEVICE_FIELDS)
+        pairs = (_pair_of(ours.get(device), theirs.get(device), name, without_ratio) for name in _DEVICE_FIELDS)
         yield DevicePair(device, *pairs)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from rich.console import RenderableType
 from rich.table import Table
 
-from shardyard.contract.report import Report, Timing
+from shardyard.contract.report import Report, Timing, WhatIf, has_whole_times, time_parts
 from shardyard.render.text_tables import (
     NOT_MEASURED,
     describe_devices,
@@ -23,6 +23,17 @@ from shardyard.render.text_tables import (
     shorten_name,
     split_tables,
 )
+
+#: Columns from which tables have room for more.
+_WIDE = 120
+_PART_TITLES = {
+    "data_wait_ms": "data wait",
+    "forward_ms": "forward",
+    "backward_ms": "backward",
+    "comm_ms": "comm",
+    "optimizer_ms": "optimizer",
+    "other_ms": "other",
+}
 
 
 def render_report(report: Report, width: int = 100, *, notes: bool = False) -> str:
@@ -44,6 +55,10 @@ def _header_lines(report: Report) -> Iterator[str]:
     nodes = ", ".join(sorted({device.node for device in report.devices}))
     devices = describe_devices(len(report.devices), report.device_kind, virtual=report.virtual)
     yield f"strategy {report.strategy}, {devices} on {nodes}"
+    if report.verdict:
+        yield report.verdict
+    if not has_whole_times(report):
+        yield "made by an earlier version: times are those of the measured steps alone"
 
 
 def _pattern_table(report: Report, width: int) -> Iterator[RenderableType]:
@@ -77,6 +92,26 @@ def _device_table(report: Report, width: int) -> Iterator[RenderableType]:
     yield table
 
 
+def _part_table(report: Report, width: int) -> Iterator[RenderableType]:
+    """What each device's time went into: shares of its wall time, and seconds where there is room."""
+    table = make_grid(["device"], ["wall", *_PART_TITLES.values()])
+    for device in report.per_device:
+        parts = time_parts(device)
+        whole = device.wall_ms or sum(parts.values())
+        if parts and whole and has_whole_times(report):
+            cells = (_part_cell(parts.get(name), whole, width) for name in _PART_TITLES)
+            table.add_row(str(device.device), f"{format_measure(whole / 1000)} s", *cells)
+    if table.row_count:
+        yield table
+
+
+def _part_cell(total: float | None, whole: float, width: int) -> str:
+    if total is None:
+        return NOT_MEASURED
+    seconds = f"{format_measure(total / 1000)} s " if width >= _WIDE else ""
+    return f"{seconds}{total / whole:.0%}"
+
+
 def _time_table(report: Report, width: int) -> Iterator[RenderableType]:
     table = make_grid(["device"], ["forward", "backward", "data wait", "communication"])
     for device in report.per_device:
@@ -98,7 +133,7 @@ def _primitive_table(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _balance_table(report: Report, width: int) -> Iterator[RenderableType]:
-    balance = report.balance
+    balance, what_if = report.balance, report.what_if
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     lines = (
         ("rows, most over mean", format_measure(balance.rows_max_over_mean)),
@@ -108,10 +143,16 @@ def _balance_table(report: Report, width: int) -> Iterator[RenderableType]:
         ("steps of idle devices", format_count(balance.idle_device_steps)),
         ("device seconds spent waiting for the slowest", format_measure(balance.wasted_device_seconds)),
         ("memory, output device over the others", format_measure(balance.output_device_memory_skew)),
+        ("the run's time over that with even devices", NOT_MEASURED if what_if is None else _what_if_text(what_if)),
     )
     for name, value in lines:
         table.add_row(name, value)
     yield table
+
+
+def _what_if_text(what_if: WhatIf) -> str:
+    parts = (f"{name} {format_measure(getattr(what_if, name))}" for name in ("rows", "compute", "input", "other"))
+    return f"{format_measure(what_if.ratio)} (device {what_if.device}: {', '.join(parts)})"
 
 
 def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:
@@ -125,6 +166,7 @@ def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:
 _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], ...] = (
     ("Splits: rows of each device", _pattern_table),
     ("Devices", _device_table),
+    ("Where each device's time went", _part_table),
     ("Times per step in ms, p50 / p95", _time_table),
     ("DataParallel's primitives in ms", _primitive_table),
     ("Balance", _balance_table),

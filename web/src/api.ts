@@ -89,6 +89,9 @@ export interface Timing {
   total: number;
   p50: number;
   p95: number;
+  /** Of reports of earlier versions null: their totals are those of the measured steps alone. */
+  measured_steps?: number | null;
+  error?: number | null;
 }
 
 export interface Pattern {
@@ -116,6 +119,9 @@ export interface DeviceMeasures {
   comm_ms: Timing | null;
   ms_per_row: number | null;
   memory_peak_bytes: number | null;
+  optimizer_ms?: Timing | null;
+  other_ms?: Timing | null;
+  wall_ms?: number | null;
 }
 
 export interface Finding {
@@ -159,6 +165,7 @@ export interface Report {
   balance: Balance;
   findings: Finding[];
   notes: Record<string, string>;
+  verdict?: string;
 }
 
 export interface Plan {

@@ -32,6 +32,7 @@ from workers.probe.types import (
     STEPPING,
     CurrentStep,
     Forward,
+    OptimizerBegin,
     StepSample,
     ThreadState,
 )
@@ -108,6 +109,7 @@ class FastPath:
                 step.ended,
                 step.backward_began,
                 step.backward_ended,
+                step.stepping,
                 ended,
                 rate,
                 times,
@@ -149,7 +151,7 @@ class FastPath:
         if template.trains:
             builder.backward_begins()
             self._hand_over_backward(sample)
-            builder.step_ended(sample.stepped)
+            builder.step_ended(sample.stepped, OptimizerBegin(sample.stepping, sample.stepping), sample.stepped)
 
     def _hand_over_batch(self, step: StepSample | CurrentStep) -> None:
         if step.loader_pass is not None:
@@ -189,6 +191,7 @@ class FastPath:
                 self._hand_over_backward(step)
             if stage == STEPPING:
                 thread.optimizers = (optimizer,)
+                thread.stepping = OptimizerBegin(step.stepping, step.stepping)
 
     # -- the beginning of a step -------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def _read_ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
         data = wrapper._get_ddp_logging_data()
         if data["iteration"] != iteration:
             return None
-        return DdpTimes(data["backward_compute_time"] / 1e6, data["backward_comm_time"] / 1e6)
+        return DdpTimes(data["backward_compute_time"] / 1e6)
     except (AttributeError, KeyError, RuntimeError):
         return None
 
@@ -151,7 +151,7 @@ def patch_optimizers(guarded: GuardedTracker, home: Any) -> None:
             return
         step = guarded.step
         if step.stage == BACKWARD_DONE and step.thread and id(optimizer) in guarded.optimizers_by_id:
-            step.stage, step.optimizer = STEPPING, optimizer
+            step.stage, step.optimizer, step.stepping = STEPPING, optimizer, clock()
         elif guarded.on:
             guarded.call_guarded("optimizer", guarded.tracker.begin_optimizer, optimizer)
 

@@ -63,6 +63,10 @@ class Recorder:
         self._next_step = {"train": 0, "eval": 0, "forward": 0}
         self._open_step: TimedStep | None = None
         self._began = 0.0
+        self._last_ended: float | None = None  # the step before, in seconds, and on the device
+        self._last_end: Mark = None
+        self._forward_end: Mark = None  # of the latest forward on the first device
+        self._backward_end: Mark = None  # of the latest backward of the open step
         self._pending = PendingSteps(context.sink)
         self._notes: set[tuple[str, str]] = set()
 
@@ -73,16 +77,25 @@ class Recorder:
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
         self._open_step = step = TimedStep(number, epoch, phase, data_wait_ms, len(self._devices))
-        self._began = time.perf_counter()
+        self._began, self._backward_end = time.perf_counter(), None
+        if self._on_cuda and self._last_end is not None:
+            step.before.append(Span(self._clock, self._last_end, self._mark(0)))
         return _EndCallback(lambda failed: self._end_step(step, failed))
 
     def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
         """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
-        if not (self._times_whole_backward or alone):
-            backward()
+        begin = self._mark(0)
+        backward()
+        self._backward_end = end = self._mark(0)
+        step = self._open_step
+        if step is None:
             return
-        with self._measure(0, lambda step: step.backward):
-            backward()
+        if self._times_whole_backward or alone:
+            step.backward.append(Span(self._clock, begin, end))
+            return
+        step.joint_backward.append(Span(self._clock, begin, end))
+        if self._forward_end is not None:
+            step.gaps.append(Span(self._clock, self._forward_end, begin))
 
     def finish(self) -> None:
         """Wait for the times that devices have not reached yet, and send all steps."""
@@ -103,22 +116,19 @@ class Recorder:
 
     def _end_step(self, step: TimedStep, failed: bool) -> None:
         self._open_step = None
+        ended, last, end = time.perf_counter(), self._last_ended, self._mark(0)
+        self._last_ended, self._last_end = ended, end
         if failed:
             return
-        step.at, step.step_ms = time.time(), (time.perf_counter() - self._began) * 1000.0
+        step.at, step.step_ms = time.time(), (ended - self._began) * 1000.0
+        step.cycle_ms = None if last is None else (ended - last) * 1000.0
         if step.phase == "train":
-            self._add_ddp_times(step)
+            step.ddp_times = self.read_ddp_times()
+            if self._backward_end is not None:
+                step.optimizer.append(Span(self._clock, self._backward_end, end))
         if self._on_cuda and is_sampled(step.number):
             step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
         self._pending.add_step(step)
-
-    def _add_ddp_times(self, step: TimedStep) -> None:
-        times = self.read_ddp_times()
-        if times is not None:
-            step.backward_ms = [times.backward_ms]
-            step.comm_ms = times.comm_ms
-        elif not self._times_whole_backward:
-            step.backward.clear()  # of some batches of the step only
 
     # -- around a forward ------------------------------------------------------------------------
 
@@ -191,6 +201,8 @@ class Recorder:
         if self._open_step is None:
             return
         span = Span(self._clock, begin, self._mark(position))
+        if position == 0:
+            self._forward_end = span.end
         shard = self._shards[position] = self._shards[position] or Shard(input_shape, None, [])
         shard.output_shape = shape_of(outputs)
         shard.spans.append(span)
@@ -236,7 +248,11 @@ class SingleDeviceRecorder(Recorder):
         self._phase = ""
         self._split_ids: tuple[int, ...] = ()  # of the step's splits
         self._forward_seconds = 0.0
-        self._backward_seconds: float | None = None
+        self._backward_seconds: float | None = None  # of those that compute only
+        self._reduced_seconds: float | None = None  # of those that wait for other ranks, too
+        self._gap_seconds = 0.0  # between a forward and the backward that reduces its gradients
+        self._forward_ended = 0.0  # the last of the step
+        self._backward_ended: float | None = None  # the last of the step
         self._input_shape: Shape | None = None  # shapes of the last forward, and the id of its split
         self._output_shape: Shape | None = None
         self._last_split: tuple[int, ...] = ()
@@ -249,6 +265,7 @@ class SingleDeviceRecorder(Recorder):
             self._phase, self._last_split = phase, ()
         self._step_head = number, epoch, phase, data_wait_ms
         self._split_ids, self._forward_seconds, self._backward_seconds = (), 0.0, None
+        self._reduced_seconds, self._gap_seconds, self._backward_ended = None, 0.0, None
         self._in_step = True
         return self
 
@@ -257,18 +274,15 @@ class SingleDeviceRecorder(Recorder):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """The step is over: send it, unless it failed."""
-        step_ms = (time.perf_counter() - self._began) * 1000.0
-        self._in_step = False
+        ended, last = time.perf_counter(), self._last_ended
+        self._in_step, self._last_ended = False, ended
         if kind is not None:
             return
         number, epoch, phase, waited_ms = self._step_head
-        backward_ms = None if self._backward_seconds is None else self._backward_seconds * 1000.0
-        comm_ms = None
-        if phase == "train" and not self._times_whole_backward:
-            times = self.read_ddp_times()
-            # Without them, the backward of some batches of the step may be known, and is not that of the step.
-            backward_ms = None if times is None else (backward_ms or 0.0) + times.backward_ms
-            comm_ms = None if times is None else times.comm_ms
+        backward_ms, comm_ms, whole_ms = self._backward_times(phase)
+        optimizer_ms = None
+        if self._backward_ended is not None and phase == "train":
+            optimizer_ms = (ended - self._backward_ended) * 1000.0
         forward_ms = self._forward_seconds * 1000.0 if self._split_ids else None
         self._sink.emit(
             Step(
@@ -277,19 +291,38 @@ class SingleDeviceRecorder(Recorder):
                 phase,
                 self._split_ids,
                 time.time(),
-                step_ms,
+                (ended - self._began) * 1000.0,
                 waited_ms,
                 (forward_ms,),
                 (backward_ms,),
                 comm_ms,
+                optimizer_ms=optimizer_ms,
+                whole_backward_ms=whole_ms,
+                cycle_ms=None if last is None else (ended - last) * 1000.0,
             )
         )
+
+    def _backward_times(self, phase: str) -> tuple[float | None, float | None, float | None]:
+        """Milliseconds of backward, of what it waited for other ranks, and of both."""
+        alone_ms = None if self._backward_seconds is None else self._backward_seconds * 1000.0
+        if phase != "train" or self._reduced_seconds is None:
+            return alone_ms, None, None
+        reduced_ms = self._reduced_seconds * 1000.0
+        whole_ms, times = reduced_ms + (alone_ms or 0.0), self.read_ddp_times()
+        if times is None:
+            return None, None, whole_ms
+        computed_ms = times.backward_alone_ms(self._gap_seconds * 1000.0, reduced_ms)
+        return (alone_ms or 0.0) + computed_ms, reduced_ms - computed_ms, whole_ms
 
     def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
         began = time.perf_counter()
         backward()
+        self._backward_ended = ended = time.perf_counter()
         if self._times_whole_backward or alone:
-            self._backward_seconds = (self._backward_seconds or 0.0) + time.perf_counter() - began
+            self._backward_seconds = (self._backward_seconds or 0.0) + ended - began
+        else:
+            self._reduced_seconds = (self._reduced_seconds or 0.0) + ended - began
+            self._gap_seconds += began - self._forward_ended
 
     def watch_module(self, module: nn.Module, position: int, *, is_whole: bool = False) -> None:
         """Measure every call of `module` as one forward. A function in place of its own costs less than hooks do."""
@@ -300,7 +333,8 @@ class SingleDeviceRecorder(Recorder):
             began = clock()
             outputs = forward(*args, **kwargs)
             if self._in_step:
-                self._forward_seconds += clock() - began
+                self._forward_ended = ended = clock()
+                self._forward_seconds += ended - began
                 inputs = args[0].shape if args and type(args[0]) is plain else shape_of_arguments(args, kwargs)
                 outputs_shape = outputs.shape if type(outputs) is plain else shape_of(outputs)
                 if inputs == self._input_shape and outputs_shape == self._output_shape and self._last_split:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from workers.probe.clock import Span
+from workers.probe.clock import Mark, Span
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
 from workers.probe.step_sender import StepSender
-from workers.probe.types import NO_BATCHES, Backward, Forward, StepTemplate
+from workers.probe.types import NO_BATCHES, Backward, Forward, OptimizerBegin, StepTemplate
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
 MAX_WAITING = 2048
@@ -152,23 +152,27 @@ class StepBuilder:
             if belongs and len(window.backwards) < MAX_WAITING:
                 window.backwards.append(Backward(span, ended, not window.reduces))
 
-    def step_ended(self, ended: float) -> None:
-        """An outermost optimizer step is over: everything since the last one was for it."""
+    def step_ended(self, ended: float, optimizer: OptimizerBegin | None = None, end_mark: Mark = None) -> None:
+        """An outermost optimizer step is over: everything since the last one was for it. Its own time is not known
+        where forwards ran within it (closures)."""
         with self._lock:
             if self._closed_early and not self._window.forwards:
                 self._closed_early = self._is_blind = False
                 self.reporter.steps += 1
             else:
-                self._end_step(ended)
+                self._end_step(ended, optimizer, end_mark)
 
-    def _end_step(self, ended: float) -> None:
+    def _end_step(self, ended: float, optimizer: OptimizerBegin | None, end_mark: Mark) -> None:
         self._settle_undecided()
         self.reporter.steps += 1
         self._is_blind = False
         window, self._window = self._window, StepWindow()
         trained = [forward for forward in window.forwards if self._is_trained(forward)]
         seen = trained or window.forwards  # an optimizer may hold copies of the parameters
-        self.sender.send_step("train", seen, window.backwards, ended)
+        span = None
+        if optimizer is not None and all(forward.began < optimizer.began for forward in window.forwards):
+            span = Span(self.sender.devices.clock, optimizer.mark, end_mark)
+        self.sender.send_step("train", seen, window.backwards, ended, span)
         if len(window.forwards) == len(window.backwards) == 1:
             self._report_simple_step(window.forwards[0], "train")
 

@@ -1,5 +1,6 @@
 """Steps and splits on their way to the sink: steps whose times are pending, splits that were sent. No torch here."""
 
+import math
 import time
 import weakref
 from collections import deque
@@ -47,10 +48,17 @@ def next_sampled_step(step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DdpTimes:
-    """What DistributedDataParallel measured of its latest step, in milliseconds."""
+    """What DistributedDataParallel measured of its latest step, in milliseconds.
 
-    backward_ms: float
-    comm_ms: float
+    Its clock of backward starts when the forward ends, and stops when the last gradient is there. It does not count
+    the wait for the reductions that still run then.
+    """
+
+    computed_ms: float
+
+    def backward_alone_ms(self, gap_ms: float, whole_ms: float) -> float:
+        """The part of a backward of `whole_ms` that this rank computed. `gap_ms` lay between forward and backward."""
+        return min(max(self.computed_ms - gap_ms, 0.0), whole_ms)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,9 +106,14 @@ class TimedStep:
     forward: list[list[Span]] = field(default_factory=list)
     primitives: dict[str, list[Span]] = field(default_factory=dict)
     arrivals: list[list[Span]] = field(default_factory=list)
-    backward: list[Span] = field(default_factory=list)
+    backward: list[Span] = field(default_factory=list)  # that only compute
+    joint_backward: list[Span] = field(default_factory=list)  # of several devices, or with waits for other ranks
+    gaps: list[Span] = field(default_factory=list)  # between a forward and the backward that reduces its gradients
+    ddp_times: DdpTimes | None = None
     backward_ms: list[float | None] = field(default_factory=list)
-    comm_ms: float | None = None
+    optimizer: list[Span] = field(default_factory=list)
+    before: list[Span] = field(default_factory=list)  # from the end of the step before to the first forward
+    cycle_ms: float | None = None
     memory: tuple[int | None, ...] = ()
     at: float = 0.0
     step_ms: float = 0.0
@@ -111,13 +124,14 @@ class TimedStep:
         self.backward_ms = [None] * self.count
 
     def all_spans(self) -> Iterator[Span]:
-        for spans in (*self.forward, *self.primitives.values(), *self.arrivals, self.backward):
+        for spans in (*self.forward, *self.primitives.values(), *self.arrivals, self.backward, self.joint_backward):
             yield from spans
+        yield from (*self.gaps, *self.optimizer, *self.before)
 
     def to_record(self) -> Step:
-        backward = list(self.backward_ms)
-        if self.backward:
-            backward[0] = (backward[0] or 0.0) + _total_ms(self.backward)
+        backward, comm_ms = self._backward_and_comm()
+        # What the device still had to do while the host waited for a batch is no wait of the device.
+        idle = _total_ms(self.before) if self.before else math.inf
         return Step(
             step=self.number,
             epoch=self.epoch,
@@ -125,14 +139,29 @@ class TimedStep:
             splits=tuple(self.splits),
             at=self.at,
             step_ms=self.step_ms,
-            data_wait_ms=self.data_wait_ms,
+            data_wait_ms=None if self.data_wait_ms is None else min(self.data_wait_ms, idle),
             forward_ms=tuple([_total_ms(spans) if spans else None for spans in self.forward]),
-            backward_ms=tuple(backward),
-            comm_ms=self.comm_ms,
+            backward_ms=backward,
+            comm_ms=comm_ms,
             primitives=self._primitive_times(),
             memory_peak_bytes=self.memory,
             arrival_ms=tuple([_total_ms(spans) for spans in self.arrivals]) if any(self.arrivals) else (),
+            optimizer_ms=_total_ms(self.optimizer) if self.optimizer else None,
+            whole_backward_ms=_total_ms([*self.backward, *self.joint_backward]) if self.joint_backward else None,
+            cycle_ms=self.cycle_ms,
         )
+
+    def _backward_and_comm(self) -> tuple[tuple[float | None, ...], float | None]:
+        """The backward of each device, and how long the process waited for others in it."""
+        backward, comm_ms = list(self.backward_ms), None
+        alone_ms = _total_ms(self.backward) if self.backward else None
+        if self.ddp_times is not None:
+            joint_ms = _total_ms(self.joint_backward)
+            computed_ms = self.ddp_times.backward_alone_ms(_total_ms(self.gaps), joint_ms)
+            backward[0], comm_ms = (alone_ms or 0.0) + computed_ms, joint_ms - computed_ms
+        elif alone_ms is not None and not self.joint_backward:
+            backward[0] = (backward[0] or 0.0) + alone_ms
+        return tuple(backward), comm_ms
 
     def _primitive_times(self) -> PrimitiveTimes | None:
         """The times of all four, or None: a program may call only some of them by hand."""

@@ -5,15 +5,17 @@ Rows are checked on the way: those of a forward have to agree with the batches t
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jobs.protocol.records import MAX_INTERNED, Began, Shape, Step
+from workers.probe.clock import Mark, Span
 from workers.probe.measurements import DdpTimer, ProcessDevices
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
 from workers.probe.step_records import (
     DdpReductions,
+    DdpTimes,
     PendingSteps,
     RunReporter,
     Shard,
@@ -53,7 +55,7 @@ NOTES_BY_KIND = {
             "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
         )
     ],
-    "ddp": [("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")],
+    "ddp": [("per_device.comm_ms", "communication that backward does not hide, waiting for the slowest rank included")],
     "fsdp": [
         ("per_device.comm_ms", "FSDP does not tell how long it communicates"),
         ("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them"),
@@ -170,6 +172,8 @@ class StepSender:
         self._split_ids: dict[tuple[Any, ...], int] = {}
         self._pending = PendingSteps(sink)
         self._next_step = {"train": 0, "eval": 0, "forward": 0}
+        self._last_ended: float | None = None  # the step before
+        self._last_end: Mark = None
 
     def next_number(self, phase: str) -> int:
         """The number of the next step of a phase."""
@@ -196,17 +200,22 @@ class StepSender:
         loaded = self.rows.take_if_trusted(template)
         if loaded is None:
             return False
-        reporter, phase, backward_ms, comm_ms = self.reporter, template.phase, None, None
+        reporter, phase, backward_ms, comm_ms, whole_ms = self.reporter, template.phase, None, None, None
         reporter.forwards += 1
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
         if template.trains:
             reporter.steps += 1
             reporter.backwards += 1
+            took_ms = (sample.backward_ended - sample.backward_began) * 1000.0
             if template.call.reductions is None:
-                backward_ms = (sample.backward_ended - sample.backward_began) * 1000.0
-            elif sample.ddp_times is not None:
-                backward_ms, comm_ms = sample.ddp_times.backward_ms, sample.ddp_times.comm_ms
+                backward_ms = took_ms
+            else:
+                whole_ms = took_ms
+                if sample.ddp_times is not None:
+                    gap_ms = (sample.backward_began - sample.ended) * 1000.0
+                    backward_ms = sample.ddp_times.backward_alone_ms(gap_ms, took_ms)
+                    comm_ms = took_ms - backward_ms
         reporter.send_activity_if_due(sample.stepped)
         began = sample.began if loaded.arrived is None else loaded.arrived
         self._emit(
@@ -221,6 +230,9 @@ class StepSender:
                 forward_ms=((sample.ended - sample.began) * 1000.0,),
                 backward_ms=(backward_ms,),
                 comm_ms=comm_ms,
+                optimizer_ms=(sample.stepped - sample.stepping) * 1000.0 if template.trains else None,
+                whole_backward_ms=whole_ms,
+                cycle_ms=self._end_cycle(sample.stepped),
             )
         )
         if template.trains:
@@ -229,7 +241,14 @@ class StepSender:
 
     # -- in full -------------------------------------------------------------------------------------
 
-    def send_step(self, phase: str, forwards: list[Forward], backwards: list[Backward], ended: float) -> None:
+    def send_step(
+        self,
+        phase: str,
+        forwards: list[Forward],
+        backwards: list[Backward],
+        ended: float,
+        optimizer: Span | None = None,
+    ) -> None:
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
         if number == 0:
@@ -244,13 +263,16 @@ class StepSender:
             and forwards[0].is_simple
             and forwards[0].call.reductions is None
         ):
-            self._send_simple(number, phase, forwards[0], backwards, ended)
+            self._send_simple(number, phase, forwards[0], backwards, ended, optimizer)
             return
         rows = _rows_by_model(forwards)
         trusted = self.rows.check_step(forwards, rows)
         slots = list(dict.fromkeys([slot for forward in forwards for slot in forward.call.slots])) or [0]
         step = TimedStep(number, 0, phase, _waited_ms(forwards), len(slots), at=time.time())
-        step.step_ms = _step_ms(forwards, ended)
+        step.step_ms, step.cycle_ms = _step_ms(forwards, ended), self._end_cycle(ended)
+        if optimizer is not None:
+            step.optimizer.append(optimizer)
+        self._add_device_gap(step, forwards, slots)
         for forward, is_trusted in zip(forwards, trusted, strict=True):
             self._add_forward(step, phase, forward, slots, is_trusted)
         if not forwards:
@@ -262,7 +284,28 @@ class StepSender:
         if phase == "train":
             self.reporter.add_rows(max(rows.values(), default=0), number, time.perf_counter())
 
-    def _send_simple(self, number: int, phase: str, forward: Forward, backwards: list[Backward], ended: float) -> None:
+    def _end_cycle(self, ended: float) -> float | None:
+        """Milliseconds since the step before; None where that is not known, or they overlap."""
+        last, self._last_ended = self._last_ended, ended
+        return None if last is None or last > ended else (ended - last) * 1000.0
+
+    def _add_device_gap(self, step: TimedStep, forwards: list[Forward], slots: list[int]) -> None:
+        """On a device with a clock of its own: from the end of the step before to the first forward of this one."""
+        if self.devices.on_host:
+            return
+        if self._last_end is not None and forwards and forwards[0].call.slots[0] == slots[0]:
+            step.before.append(Span(self.devices.clock, self._last_end, forwards[0].begin_mark))
+        self._last_end = self.devices.mark_now(slots[0])
+
+    def _send_simple(
+        self,
+        number: int,
+        phase: str,
+        forward: Forward,
+        backwards: list[Backward],
+        ended: float,
+        optimizer: Span | None,
+    ) -> None:
         """What `send_step` does, at a third of the cost, for most steps: one forward, timed by the CPU's clock."""
         loaded, rows, span = forward.loaded, forward.call.rows, forward.span
         is_trusted = self.rows.check_simple(forward)
@@ -277,6 +320,8 @@ class StepSender:
             data_wait_ms=None if loaded.waited is None else loaded.waited * 1000.0,
             forward_ms=(None if span is None else span.elapsed_ms(),),
             backward_ms=(sum([backward.span.elapsed_ms() for backward in backwards]) if backwards else None,),
+            optimizer_ms=None if optimizer is None else optimizer.elapsed_ms(),
+            cycle_ms=self._end_cycle(ended),
         )
         self._sink.emit(step)
         if phase == "train":
@@ -329,21 +374,34 @@ class StepSender:
                     position = slots.index(slot)
                     step.backward_ms[position] = (step.backward_ms[position] or 0.0) + ms
         if any(forward.sharded.is_scattered for forward in forwards):
+            step.joint_backward += [backward.span for backward in backwards]
             return
         reductions = [forward.call.reductions for forward in forwards if forward.call.reductions is not None]
         if reductions:
-            self._add_ddp_times(step, reductions, backwards)
+            self._add_ddp_times(step, reductions, forwards, backwards)
         else:
             step.backward += [backward.span for backward in backwards]
 
-    def _add_ddp_times(self, step: TimedStep, reductions: list[DdpReductions], backwards: list[Backward]) -> None:
+    def _add_ddp_times(
+        self, step: TimedStep, reductions: list[DdpReductions], forwards: list[Forward], backwards: list[Backward]
+    ) -> None:
         """A wrapper has the times of its latest backward only: where it reduced twice in this step, half is missing."""
+        step.backward += [backward.span for backward in backwards if backward.is_local]
+        step.joint_backward += [backward.span for backward in backwards if not backward.is_local]
         times = [self._ddp_timer.read_times(each) for each in dict.fromkeys(reductions)]
         known = [each for each in times if each is not None]
         if len(known) == len(reductions):
-            step.backward += [backward.span for backward in backwards if backward.is_local]
-            step.backward_ms[0] = sum(each.backward_ms for each in known)
-            step.comm_ms = sum(each.comm_ms for each in known)
+            step.ddp_times = DdpTimes(sum(each.computed_ms for each in known))
+            step.gaps += _gaps_before_backward(forwards, backwards)
+
+
+def _gaps_before_backward(forwards: list[Forward], backwards: list[Backward]) -> Iterator[Span]:
+    """From the latest forward of each wrapper to the backward that reduces its gradients."""
+    latest = {forward.call.reductions: forward for forward in forwards if forward.call.reductions is not None}
+    for forward in latest.values():
+        reducing = next((each for each in backwards[forward.backwards_before :] if not each.is_local), None)
+        if reducing is not None and forward.span is not None:
+            yield Span(reducing.span.clock, forward.span.end, reducing.span.begin)
 
 
 def _split_key(phase: str, forward: Forward, is_trusted: bool) -> tuple[Any, ...]:

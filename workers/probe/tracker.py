@@ -27,6 +27,7 @@ from workers.probe.types import (
     SEARCHING,
     Forward,
     ForwardCall,
+    OptimizerBegin,
     RootModule,
     ThreadState,
     ThreadStates,
@@ -218,6 +219,9 @@ class Tracker:
             return
         if optimizer in thread.optimizers:  # its last step raised, or a subclass calls the step of its base
             thread.optimizers = thread.optimizers[: thread.optimizers.index(optimizer)]
+        if not thread.optimizers:
+            now = time.perf_counter()
+            thread.stepping = OptimizerBegin(now, self.devices.mark(self._latest_slot, now))
         thread.optimizers = (*thread.optimizers, optimizer)
 
     def end_optimizer(self, optimizer: Any) -> None:
@@ -231,7 +235,8 @@ class Tracker:
             if is_sampled(self.reporter.steps):
                 self.reporter.report_learning_rate(read_learning_rate(optimizer))
             self.fast_path.optimizer_steps += 1
-            self.builder.step_ended(time.perf_counter())
+            now = time.perf_counter()
+            self.builder.step_ended(now, thread.stepping, self.devices.mark(self._latest_slot, now))
 
     def skip_step(self) -> None:
         """A GradScaler has not let the optimizer take its step."""

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -153,6 +153,13 @@ class Backward(msgspec.Struct, frozen=True, eq=False):
     is_local: bool  # no gradients were reduced meanwhile
 
 
+class OptimizerBegin(NamedTuple):
+    """The step of an optimizer has begun."""
+
+    began: float
+    mark: Mark
+
+
 # -- steps that repeat -----------------------------------------------------------------------------
 
 
@@ -185,6 +192,7 @@ class StepSample(msgspec.Struct, frozen=True, eq=False, gc=False):
     ended: float
     backward_began: float
     backward_ended: float
+    stepping: float  # the step of the optimizer began
     stepped: float
     learning_rate: float | None = None  # in some steps
     ddp_times: DdpTimes | None = None  # in some steps
@@ -208,6 +216,7 @@ class CurrentStep:
     ended: float = 0.0
     backward_began: float = 0.0
     backward_ended: float = 0.0
+    stepping: float = 0.0
 
 
 # -- threads ---------------------------------------------------------------------------------------
@@ -223,6 +232,7 @@ class ThreadState:
     in_primitive: bool = False
     in_backward: bool = False
     optimizers: tuple[Any, ...] = ()
+    stepping: OptimizerBegin | None = None  # of the outermost of `optimizers`
     fast_path: Any = None  # a FastPath where the steps of this thread are noted
 
     def leave_fast_path(self) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, TextIO
 
-from jobs.protocol.records import Outcome, Returned
+from jobs.protocol.records import Outcome, ProgramBegan, Returned
 from workers.runtime.context import ChannelSink, NullSink, RankContext, RecordSink, RejectedByWorker, StopTraining
 from workers.runtime.ordered_pipe import OrderedPipe
 
@@ -54,14 +55,15 @@ def run_program(program: RankProgram, context: RankContext, sink: ChannelSink, c
     A child that the program has forked comes here too, if it ends as the program does; it reports to no process.
     """
     me, rank = os.getpid(), context.rank
+    sink.emit(ProgramBegan(time.time()))
     outcome = _run_to_outcome(partial(_run_and_send, program.run, sink, me), rank)
     report: RecordSink = sink if os.getpid() == me else NullSink()
-    report.emit(Returned(outcome, "threads"))
+    report.emit(Returned(outcome, "threads", time.time()))
     if outcome.exit_code and report is sink:
         sink.flush()  # the others may fail next, of this
     with contextlib.suppress(BaseException):  # a KeyboardInterrupt ends the wait, as in Python
         threading._shutdown()  # type: ignore[attr-defined]
-    report.emit(Returned(outcome, "handlers"))
+    report.emit(Returned(outcome, "handlers", time.time()))
     outcome = _run_exit_handlers(outcome, rank, strict=program.strict)
     program.finish()
     if context.streams is not None:

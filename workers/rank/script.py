@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ def _report_hard_exits(context: RankContext, finish: Callable[[], None]) -> None
             with contextlib.suppress(Exception):
                 finish()
                 code = status & 0xFF
-                sink.emit(Outcome(context.rank, code, "code_error" if code else "", f"os._exit({status})"))
+                kind = "code_error" if code else ""
+                sink.emit(Outcome(context.rank, code, kind, f"os._exit({status})", at=time.time()))
                 sink.close()
         leave(status)
 

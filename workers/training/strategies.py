@@ -158,7 +158,9 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
     else:
         raise RejectedByWorker(f"parallelism.module: {path or 'the model'} has no parameters for ddp to synchronise")
     recorder.read_ddp_times = _ddp_times_reader(wrapped, recorder)
-    recorder.note("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")
+    recorder.note(
+        "per_device.comm_ms", "communication that backward does not hide, waiting for the slowest rank included"
+    )
     if path is not None:
         recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
     placed = _put_back(model, path, wrapped)
@@ -185,12 +187,12 @@ def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedM
     process_groups.retain_groups()
     dist.init_process_group(_choose_backend(spec.parallelism.backend, device))
     model.to(device)
-    recorder = _make_recorder(spec, context)
+    recorder = _make_recorder(spec, context, times_whole_backward=True)
     recorder.watch_module(model, 0, is_whole=True)
     sharded = _shard_parts(model, init_device_mesh(device.type, (context.world_size,)))
-    for field in ("backward_ms", "comm_ms"):
-        recorder.note(f"per_device.{field}", FSDP_UNMEASURED)
+    recorder.note("per_device.comm_ms", FSDP_UNMEASURED)
     recorder.note("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them")
+    recorder.note("per_device.backward_ms", "includes reducing gradients, and waiting for other ranks")
     return PlacedModel(
         model,
         device,
@@ -403,11 +405,11 @@ def _ddp_times_reader(wrapped: DistributedDataParallel, recorder: Recorder) -> C
                 recorder.note(field, DDP_SAMPLED)
         publish()
         data = read()
-        compute, comm = data.get("backward_compute_time"), data.get("backward_comm_time")
-        if compute is None or comm is None:
+        computed = data.get("backward_compute_time")
+        if computed is None:
             recorder.note("per_device.backward_ms", DDP_UNMEASURED)
             recorder.note("per_device.comm_ms", DDP_UNMEASURED)
             return None
-        return DdpTimes(backward_ms=compute / 1e6, comm_ms=comm / 1e6)
+        return DdpTimes(computed / 1e6)
 
     return read_times

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardyard.contract.report import DeviceMeasures, Report, Timing
+from shardyard.contract.report import DeviceMeasures, Report, Timing, has_whole_times
 from shardyard.render.svg.chart_css import part_class
 from shardyard.render.svg.highlights import slow_device
 from shardyard.render.svg.markup import Markup, element, join_markup, text_width, wrap_text
@@ -58,25 +58,25 @@ def primitives_chart(report: Report) -> BarChart:
 
 
 def times_chart(report: Report, output_device: int | None = None) -> BarChart:
-    """Time of each device in a typical step, by its parts.
-
-    Totals would not do: a part that was measured in some steps only would look smaller than it is.
-    """
+    """Where the wall time of each device went. Of a report of an earlier version, a typical step is drawn: its totals
+    are those of the measured steps alone."""
+    whole = has_whole_times(report)
+    part_of = _whole_part if whole else _typical_part
     known = [part for part in TIMES if any(getattr(one, part.field) is not None for one in report.per_device)]
     bars, slow = [], slow_device(report)
     for one in report.per_device:
-        parts = tuple(_typical_part(part, timing) for part in known if (timing := getattr(one, part.field)) is not None)
+        parts = tuple(part_of(part, timing) for part in known if (timing := getattr(one, part.field)) is not None)
         bars.append(
             ChartBar(f"device {one.device}", parts, _bar_marks(report, one, slow, output_device), missing=NOT_MEASURED)
         )
-    remarks = [_TYPICAL] if known else []
+    remarks = [_TYPICAL] if known and not whole else []
     for part in TIMES:
         note = report.notes.get(f"per_device.{part.field}")
         if part not in known:
             remarks.append(f"{part.name} is not drawn: {note or NOT_MEASURED}")
         elif note is not None:
             remarks.append(f"{part.name}: {note}")
-    title = "Time of each device in a typical step"
+    title = "Where each device's time went" if whole else "Time of each device in a typical step"
     return BarChart(title, tuple(bars) if known else (), tuple(known), _format_ms, tuple(remarks))
 
 
@@ -121,6 +121,12 @@ def _missing_reason(report: Report, field: str) -> str:
 def _typical_part(part: BarPart, timing: Timing) -> tuple[BarPart, float, str]:
     more = f"p95 {_format_ms(timing.p95)}, {_format_ms(timing.total)} in all measured steps"
     return part, timing.p50, more
+
+
+def _whole_part(part: BarPart, timing: Timing) -> tuple[BarPart, float, str]:
+    error = f" give or take {_format_ms(timing.error)}" if timing.error else ""
+    measured = f"measured in {timing.measured_steps:,} steps{error}"
+    return part, timing.total, f"typically {_format_ms(timing.p50)}, p95 {_format_ms(timing.p95)}, {measured}"
 
 
 def _format_ms(value: float) -> str:

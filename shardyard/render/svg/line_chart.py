@@ -9,6 +9,8 @@ from shardyard.render.svg.markup import Markup, coordinate, element, fit_text, t
 from shardyard.render.svg.palette import TIMES
 from shardyard.render.svg.svg import PictureFrame, label_text, svg_document
 
+#: The colours of curves: those of the parts of time, but for the first and the last, too pale for a line.
+_COLOURS = TIMES[1:-1]
 #: Charts of one page, lines of one chart, points of one line.
 MAX_CHARTS = 6
 MAX_CURVES = 8
@@ -60,9 +62,9 @@ def draw_curves(curves: Sequence[MetricCurve], frame: PictureFrame) -> Markup:
     parts.append(label_text(f"{last:,.0f}", right, _HIGH - 6, "end muted small"))
     for place, curve in enumerate(curves):
         drawn = " ".join(_path_commands(curve, at))
-        dash = "5 3" if place >= len(TIMES) else None
+        dash = "5 3" if place >= len(_COLOURS) else None
         tip = element("title", f"{curve.name}, {_curve_owner(curve)}")
-        kind = part_class(TIMES[(place + 1) % len(TIMES)])
+        kind = part_class(_COLOURS[place % len(_COLOURS)])
         dot = " dot" if len(list(_known_points(curve))) == 1 else ""
         parts.append(element("path", tip, class_=f"curve {kind}{dot}", d=drawn, stroke_dasharray=dash))
     parts += _draw_keys(curves, right)
@@ -79,7 +81,7 @@ def _draw_keys(curves: Sequence[MetricCurve], right: float) -> Iterator[Markup]:
         x -= text_width(name, 10.5)
         yield label_text(name, x, 13, "muted small")
         x -= 18
-        kind, dash = part_class(TIMES[(place + 1) % len(TIMES)]), "5 3" if place >= len(TIMES) else None
+        kind, dash = part_class(_COLOURS[place % len(_COLOURS)]), "5 3" if place >= len(_COLOURS) else None
         yield element("path", class_=f"curve {kind}", d=f"M{x:.1f} 9h14", stroke_dasharray=dash)
         x -= 6
 

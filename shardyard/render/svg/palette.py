@@ -106,12 +106,14 @@ PRIMITIVES: Final = (
     BarPart("gather_ms", "gather", "#b03a75", "#e07fae"),
 )
 
-#: What a device's time goes into, in the order in which it comes.
+#: What a device's time goes into, in the order in which it comes: `shardyard.contract.report.TIME_PARTS`.
 TIMES: Final = (
     BarPart("data_wait_ms", "data wait", "#b4bdc8", "#4d5967", light_ink="#0b1726", dark_ink="#ffffff"),
     BarPart("forward_ms", "forward", "#2f6bb3", "#5c93d2"),
     BarPart("backward_ms", "backward", "#6d4fb8", "#a68ee3"),
     BarPart("comm_ms", "communication", "#0b7a6f", "#2bbdab"),
+    BarPart("optimizer_ms", "optimizer", "#b03a75", "#e07fae"),
+    BarPart("other_ms", "other", "#dfe3e8", "#39434f", light_ink="#0b1726", dark_ink="#ffffff"),
 )
 
 MEMORY: Final = BarPart("memory_peak_bytes", "peak memory", "#2f6bb3", "#5c93d2")

@@ -100,6 +100,7 @@ def _page_header(report: Report, about: ReportContext) -> Markup:
         element("h1", about.name or f"Job {report.job_id}", dir="auto"),
         element("p", *facts, class_="facts"),
         element("p", *labels, class_="labels") if about.labels else None,
+        element("p", report.verdict, class_="verdict") if report.verdict else None,
         element("p", REHEARSAL, class_="banner") if report.rehearsal else None,
         None if report.final else element("p", NOT_FINAL, class_="banner"),
     )

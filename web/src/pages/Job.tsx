@@ -30,7 +30,7 @@ export function JobPage(props: { id: string }) {
   // Progress comes four times a second: what it does not concern is not drawn again.
   const running = job != null && !ENDED.has(job.state);
   const output = job && outputDevice(job);
-  const split = useMemo(() => report && <><Findings findings={report.findings} running={running} /><SplitMap report={report} outputDevice={output} /></>, [report, running, output]);
+  const split = useMemo(() => report && <>{report.verdict && <p class="verdict">{report.verdict}</p>}<Findings findings={report.findings} running={running} /><SplitMap report={report} outputDevice={output} /></>, [report, running, output]);
   const costs = useMemo(
     () => report && (
       <>

@@ -8,6 +8,8 @@ const TIMES = [
   ["forward_ms", "forward", "forward"],
   ["backward_ms", "backward", "backward"],
   ["comm_ms", "communication", "comm"],
+  ["optimizer_ms", "optimizer", "optimizer"],
+  ["other_ms", "other", "other"],
 ] as const;
 const PRIMITIVES = [
   ["replicate_ms", "replicate", "replicate"],
@@ -52,12 +54,17 @@ export function Bars(props: { report: Report; scale?: Scale }) {
           <Key parts={TIMES.filter((part) => !unmeasured.includes(part)).map(([, name, kind]) => [name, kind, undefined])} />
         </>
       )}
+      {!hasWholeTimes(report) && <p class="muted">Made by an earlier version: the times are those of the measured steps alone.</p>}
       {unmeasured.map(([field, name]) => (
         <p key={field} class="muted">{name}: not measured{report.notes[`per_device.${field}`] ? `, ${report.notes[`per_device.${field}`]}` : ""}</p>
       ))}
     </div>
   );
 }
+
+/** Whether totals are those of all steps. */
+const hasWholeTimes = (report: Report): boolean =>
+  report.per_device.every((one) => partsOf(one).every((part) => part.time.measured_steps != null));
 
 export const hasTimes = (report: Report): boolean => scaleOf([report]).times > 0;
 
@@ -89,7 +96,7 @@ function Bar(props: { name: string; parts: Part[]; most: number }) {
         {props.parts.map((part) => {
           const share = props.most > 0 ? part.time.total / props.most : 0;
           return (
-            <span key={part.name} class={`p-${part.kind}`} style={{ flex: `0 0 ${(share * 100).toFixed(3)}%`, padding: share < 0.02 ? 0 : undefined }} title={`${part.name}: ${ms(part.time.total)} in all, typically ${ms(part.time.p50)}, p95 ${ms(part.time.p95)}`}>
+            <span key={part.name} class={`p-${part.kind}`} style={{ flex: `0 0 ${(share * 100).toFixed(3)}%`, padding: share < 0.02 ? 0 : undefined }} title={`${part.name}: ${ms(part.time.total)} in all${part.time.error ? ` give or take ${ms(part.time.error)}` : ""}, typically ${ms(part.time.p50)}, p95 ${ms(part.time.p95)}`}>
               {share > 0.11 ? part.name : ""}
             </span>
           );

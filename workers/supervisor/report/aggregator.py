@@ -13,9 +13,20 @@ from operator import attrgetter
 import msgspec
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, BatchSplit, DeviceInfo, Note, Outcome, Outline, Returned, Step
+from jobs.protocol.records import (
+    AnyRecord,
+    BatchSplit,
+    DeviceInfo,
+    Note,
+    Outcome,
+    Outline,
+    ProgramBegan,
+    Returned,
+    Step,
+)
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
+from jobs.splits.verdict import describe_run
 from shardyard.contract.report import Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import notes
 from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes
@@ -110,6 +121,7 @@ class Aggregator(ABC):
         if process is None or not 0 <= process.rank < MAX_RANKS:
             self._uncounted += len(steps)
             return []
+        process.last_step_at = steps[-1].at
         parts: list[tuple[Step, StepPart]] = []
         lines: list[ShardLine] = []
         for (phase, ids), group in groupby(steps, key=attrgetter("phase", "splits")):
@@ -160,10 +172,14 @@ class Aggregator(ABC):
                 self._add_outline(record)
             case Note():
                 self._rank_notes.add(record)
+            case ProgramBegan():
+                process.program_began = record.at
             case Outcome():
                 process.outcome = record
+                process.program_ended = process.program_ended or record.at or None
             case Returned():
                 process.outcome = process.outcome or record.outcome  # it may hang in what is left to run
+                process.program_ended = record.at or None
 
     def _add_outline(self, outline: Outline) -> None:
         """The worker knows the data set's size even where the plan could not."""
@@ -221,7 +237,7 @@ class Aggregator(ABC):
         """
         if final:
             self._count(self._joiner.flush())
-        subject, use, measures = self._subject, self._use, self._counts.main_measures
+        subject, use, measures, walls_ms = self._subject, self._use, self._counts.main_measures, self._walls_ms(now)
         patterns = self._counts.patterns.listed_patterns()
         overflowed = self._counts.patterns.overflowed
         prediction, remark = PredictionCheck(None, []), None
@@ -229,6 +245,7 @@ class Aggregator(ABC):
             complete = self._processes.succeeded
             prediction, remark = check_prediction(self._prediction, patterns, complete=complete, overflowed=overflowed)
         findings, seen = self._find_problems(patterns, final, last_line, now)
+        devices, what_if = measures.devices(walls_ms), measures.what_if(walls_ms)
         report = Report(
             job_id=subject.job_id,
             attempt=subject.attempt,
@@ -238,7 +255,7 @@ class Aggregator(ABC):
             virtual=subject.virtual,
             devices=tuple(map(self._describe_device, subject.lease)),
             patterns=self._counts.patterns.to_report(),
-            per_device=measures.devices(),
+            per_device=devices,
             primitives=measures.primitives() if use.scatters else None,
             balance=measures.balance(use.gathers_on if use.scatters and not subject.virtual else None),
             prediction=prediction,
@@ -246,6 +263,8 @@ class Aggregator(ABC):
             notes={},
             rehearsal=subject.spec.rehearsal,
             resumed=self._resumed,
+            what_if=what_if,
+            verdict=describe_run(devices, what_if),
         )
         facts = NoteFacts(
             seen=seen,
@@ -265,6 +284,15 @@ class Aggregator(ABC):
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
     ) -> tuple[Sequence[Finding], ScriptObservations | None]:
         """The findings, and what was seen of a script; None of a recipe."""
+
+    def _walls_ms(self, now: float | None) -> list[float | None]:
+        """For each device how long the program of its rank has run."""
+        return [self._wall_ms_of(self._rank_of_device(device.logical), now) for device in self._subject.lease]
+
+    def _wall_ms_of(self, rank: int, now: float | None) -> float | None:
+        """Ranks that a rank has started itself run as long as it does."""
+        process = self._processes.get(rank, 0) or self._processes.get(0, 0)
+        return None if process is None else process.wall_ms(now)
 
     def _rank_of_device(self, device: int) -> int:
         return device if self._processes.ranks > 1 else 0

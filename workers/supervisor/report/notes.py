@@ -127,11 +127,11 @@ def _absence_remark(absent_from: Mapping[int, int]) -> str:
 
 def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
     for field, (count, steps) in measures.partly_measured().items():
-        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, and the numbers cover only these"
+        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, and the total is an estimate for all"
     covered, steps = measures.covered_steps, measures.steps
     for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
         if 0 < covered < steps:
-            yield field, f"over the {covered:,} of {steps:,} steps in which every device was measured"
+            yield field, f"from the {covered:,} of {steps:,} steps in which the time of every device is known"
         if covered and report.virtual and facts.use.scatters:
             yield field, "computed as if the shards had run in parallel"
     several_wait = len(report.devices) > 1 and report.per_device[0].data_wait_ms is not None
@@ -177,9 +177,9 @@ def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteF
         return _UNCOUNTED
     if _only_idle_lack(report, field):
         return "a device that got no rows has none"
-    if field.startswith("balance.") and facts.use.placed:
+    if (field.startswith("balance.") or field == "what_if") and facts.use.placed:
         return "the devices hold different modules and take turns on each batch"
-    if field.startswith("balance.") and facts.use.sharded:
+    if (field.startswith("balance.") or field == "what_if") and facts.use.sharded:
         return "under fsdp a rank's forward includes waiting for the other ranks, so the times cannot be compared"
     if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.seen is None else facts.use.scatters):
         return "the devices exchange no data outside the timed primitives"
@@ -193,7 +193,7 @@ def _no_prediction(report: Report, prediction: Prediction) -> str:
 
 
 _NEEDS_TWO = frozenset(
-    {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives"}
+    {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives", "what_if"}
 )
 
 _UNCOUNTED = "the rows of some batch could not be counted"
@@ -202,6 +202,10 @@ _DEFAULT_REASONS = {
     **dict.fromkeys(("per_device.rows", "per_device.share", "balance.rows_max_over_mean"), _UNCOUNTED),
     **dict.fromkeys(("balance.time_max_over_mean", "balance.slowest_device", "balance.cause"), _UNMEASURED),
     "balance.wasted_device_seconds": _UNMEASURED,
+    "per_device.optimizer_ms": "no step of an optimizer was seen",
+    "per_device.other_ms": "it is not known how long the program has run",
+    "per_device.wall_ms": "it is not known how long the program has run",
+    "what_if": "there was no step in which the time of every device is known",
     "devices.memory_total_bytes": "no rank has reported on the device yet",
 }
 
@@ -216,6 +220,8 @@ def _null_paths(report: Report) -> Iterator[str]:
         yield "primitives"
     if report.prediction.matches is None:
         yield "prediction.matches"
+    if report.what_if is None:
+        yield "what_if"
 
 
 def _only_idle_lack(report: Report, field: str) -> bool:

@@ -154,6 +154,9 @@ class ProcessState:
     works: LruCache[tuple[int, ...], StepWork] = field(default_factory=lambda: LruCache(MAX_CACHED))
     group: Group | None = None
     outcome: Outcome | None = None
+    program_began: float | None = None  # seconds since the epoch
+    program_ended: float | None = None
+    last_step_at: float | None = None
     began: Began | None = None
     activity: Activity | None = None
     wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it
@@ -164,6 +167,14 @@ class ProcessState:
     @property
     def name(self) -> str:
         return f"rank {self.rank}"
+
+    def wall_ms(self, now: float | None) -> float | None:
+        """How long its program has run at `now`; `None` where it has not begun. Where it is not known when a program
+        ended (it was killed), that was at its last step."""
+        until = self.program_ended or (self.last_step_at if self.ended else now)
+        if self.program_began is None or until is None:
+            return None
+        return max(0.0, until - self.program_began) * 1000.0
 
     @property
     def worked(self) -> bool:

@@ -34,6 +34,7 @@ class RecipeAggregator(Aggregator):
             comparable=not use.placed and not use.sharded,
         )
         super().__init__(subject, prediction, StepJoiner(spec.world_size, order_by_epoch()), counts, use)
+        self._earlier_walls_ms: dict[int, float] = {}  # by rank, of the attempts before this one
 
     def dump_state(self) -> bytes:
         self._count(self._joiner.flush())
@@ -55,6 +56,7 @@ class RecipeAggregator(Aggregator):
                 malformed=self._malformed,
                 uncounted=self._uncounted,
                 crowded=counts.crowded,
+                walls_ms=self._walls_at_last_step(),
             )
         )
 
@@ -67,6 +69,7 @@ class RecipeAggregator(Aggregator):
         self._joiner.resume_after(state.gone, forced=state.forced, late=state.late)
         self._malformed, self._uncounted = state.malformed, state.uncounted
         self._resumed = Resumed(state.step, state.attempt)
+        self._earlier_walls_ms = state.walls_ms
 
     def _identity(self) -> ReportIdentity:
         return ReportIdentity(
@@ -76,6 +79,15 @@ class RecipeAggregator(Aggregator):
             devices=len(self._subject.lease),
             phase=self._counts.main_phase,
         )
+
+    def _walls_at_last_step(self) -> dict[int, float]:
+        own = [process for process in self._processes.all_processes() if not process.source]
+        walls = {process.rank: self._wall_ms_of(process.rank, process.last_step_at) for process in own}
+        return {rank: wall_ms for rank, wall_ms in walls.items() if wall_ms is not None}
+
+    def _wall_ms_of(self, rank: int, now: float | None) -> float | None:
+        wall_ms, earlier_ms = super()._wall_ms_of(rank, now), self._earlier_walls_ms.get(rank)
+        return earlier_ms if wall_ms is None else wall_ms + (earlier_ms or 0.0)
 
     def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None

@@ -21,7 +21,8 @@ def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
 
     assert lines[0] == "Split report of job job-1, attempt 1, final"
     assert lines[1] == "strategy dp, 8 virtual cpu devices on host-a"
-    table = [line.split() for line in lines[4:8]]
+    assert lines[2].endswith("of the devices' time goes into forward, backward and optimizer.")
+    table = [line.split() for line in lines[5:9]]
     assert table[0] == ["phase", "steps", "from-to", "batch", *map(str, range(8))]
     assert table[2] == ["train", "3", "0-2", "30", "4", "4", "4", "4", "4", "4", "4", "2"]
     assert table[3] == ["train", "1", "3-3", "10", "2", "2", "2", "2", "2", "idle", "idle", "idle"]

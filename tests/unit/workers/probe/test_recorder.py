@@ -112,12 +112,19 @@ def test_rows_that_cannot_be_counted_are_null() -> None:
     assert (split.rows, split.input_shapes, split.batch_rows) == ((None,), (None,), None)
 
 
-def test_the_times_of_ddp_are_those_of_the_step() -> None:
-    sink = Kept()
+def test_the_clock_of_ddp_starts_at_the_end_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, sink = LateDevice(reached=100), Kept()
+    monkeypatch.setitem(CLOCKS, "cpu", device.clock())
     recorder = Recorder(context_of(1, sink))
-    recorder.read_ddp_times = lambda: DdpTimes(backward_ms=3.0, comm_ms=5.0)
-    one_step(recorder, 4)
-    assert [(step.backward_ms, step.comm_ms) for step in sink.of(Step)] == [((3.0,), 5.0)]
+    recorder.read_ddp_times = lambda: DdpTimes(computed_ms=1.25)
+    shard = recorder.watch_call(0, nn.Identity())
+    with recorder.step("train", 0, None):  # every mark is a millisecond after the one before
+        shard(torch.zeros(4, 3))
+        recorder.end_forward(4)
+        recorder.backward(lambda: None)
+    (step,) = sink.of(Step)
+    assert (step.backward_ms, step.comm_ms, step.whole_backward_ms) == ((0.25,), 0.75, 1.0)
+    assert step.optimizer_ms == 1.0
 
 
 def test_a_step_that_fails_is_not_reported() -> None:

@@ -1,5 +1,7 @@
 """What the recorder of a single device on the host sends."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -84,23 +86,55 @@ def test_the_times_of_ddp_are_those_of_the_step_and_of_batches_whose_gradients_s
     sink = Kept()
     recorder = SingleDeviceRecorder(context_of(1, sink))
     model = watching(nn.Linear(3, 2), recorder)
-    recorder.read_ddp_times = lambda: DdpTimes(backward_ms=1000.0, comm_ms=5.0)
-    for alone in (True, False):
-        with recorder.step("train", 0, None):
-            loss = model(torch.ones(4, 3)).sum()
-            recorder.backward(loss.backward, alone=alone)
-    first, second = sink.of(Step)
-    assert first.backward_ms[0] is not None
-    assert first.backward_ms[0] > 1000
-    assert (second.backward_ms, second.comm_ms) == ((1000.0,), 5.0)
+    recorder.read_ddp_times = lambda: DdpTimes(computed_ms=35.0)
+
+    def slow_backward() -> None:
+        loss.backward()
+        time.sleep(0.04)
+
+    with recorder.step("train", 0, None):
+        loss = model(torch.ones(4, 3)).sum()
+        recorder.backward(lambda: time.sleep(0.02), alone=True)
+        loss = model(torch.ones(4, 3)).sum()
+        time.sleep(0.03)  # the loss; DistributedDataParallel takes it for backward
+        recorder.backward(slow_backward)
+    (step,) = sink.of(Step)
+    (backward_ms,) = step.backward_ms
+    assert backward_ms is not None
+    assert step.comm_ms is not None
+    assert step.whole_backward_ms is not None
+    assert step.whole_backward_ms == pytest.approx(backward_ms + step.comm_ms)
+    assert 20 <= backward_ms <= step.whole_backward_ms - 35  # no more than 5 ms of the second one was computed
 
 
-def test_a_step_without_the_times_of_ddp_has_none() -> None:
+def test_a_step_without_the_times_of_ddp_has_those_of_the_calls_alone() -> None:
     sink = Kept()
     recorder = SingleDeviceRecorder(context_of(1, sink))
     with recorder.step("train", 0, None):
         recorder.backward(lambda: None, alone=True)
-    assert [step.backward_ms for step in sink.of(Step)] == [(None,)]
+        recorder.backward(lambda: time.sleep(0.01))
+    (step,) = sink.of(Step)
+    assert (step.backward_ms, step.comm_ms) == ((None,), None)
+    assert step.whole_backward_ms is not None
+    assert step.whole_backward_ms >= 10
+
+
+def test_the_parts_of_a_cycle_add_up_to_it() -> None:
+    sink = Kept()
+    recorder = SingleDeviceRecorder(context_of(1, sink), times_whole_backward=True)
+    model = watching(nn.Linear(3, 2), recorder)
+    for waited_ms in (None, 20.0):
+        time.sleep(0.02)  # for the batch
+        with recorder.step("train", 0, waited_ms):
+            recorder.backward(model(torch.ones(4, 3)).sum().backward)
+            time.sleep(0.01)  # the optimizer
+    first, second = sink.of(Step)
+    assert first.cycle_ms is None
+    assert second.optimizer_ms is not None
+    assert second.optimizer_ms >= 10
+    parts = [second.data_wait_ms, *second.forward_ms, *second.backward_ms, second.optimizer_ms]
+    assert second.cycle_ms is not None
+    assert 30 <= sum(part or 0.0 for part in parts) <= second.cycle_ms
 
 
 def test_a_step_that_fails_is_not_reported() -> None:

@@ -518,10 +518,11 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
     assert list(body) == [
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
         *("primitives", "balance", "prediction", "findings", "notes", "rehearsal", "resumed"),
+        "what_if",
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]
-    assert body["per_device"][0]["forward_ms"].keys() == {"total", "p50", "p95"}
+    assert body["per_device"][0]["forward_ms"].keys() == {"total", "p50", "p95", "measured_steps", "error"}
 
 
 def test_bytes_that_are_no_report_are_refused() -> None:

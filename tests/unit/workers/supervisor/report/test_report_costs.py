@@ -57,12 +57,13 @@ def test_a_backward_that_is_sampled_does_not_distort_the_cost_of_a_row() -> None
     told = aggregator(make_spec("ddp", 1, 10), None)
     told.add_record(0, split(0, [0], [10]))
     for number in range(10):
-        told.add_record(0, step(number, [0], [10], backward_ms=(2.0,) if number == 3 else (None,)))
+        backward_ms = (2.0,) if number == 3 else (None,)
+        told.add_record(0, step(number, [0], [10], backward_ms=backward_ms, whole_backward_ms=5.0))
     report = told.make_report(final=False)
 
     assert report.per_device[0].ms_per_row == pytest.approx(0.1 + 0.2)
-    assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps, and the numbers cover only these"
-    assert "1 of 10 steps" in report.notes["balance.wasted_device_seconds"]
+    assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps, and the total is an estimate for all"
+    assert "from the 7 of 10 steps" in report.notes["balance.wasted_device_seconds"]
 
 
 def test_a_time_that_cannot_be_is_taken_as_not_measured() -> None:
@@ -95,7 +96,7 @@ def test_a_device_that_gets_more_rows_is_slowest_because_of_rows() -> None:
     assert balance.slowest_device == 0
     assert balance.cause == "rows"
     assert balance.rows_max_over_mean == 1.5
-    assert balance.time_max_over_mean == pytest.approx(1.5)
+    assert balance.time_max_over_mean == pytest.approx(1.5, rel=0.01)
 
 
 def test_a_device_that_is_slow_with_the_same_rows_is_slowest_because_of_compute() -> None:
@@ -103,15 +104,15 @@ def test_a_device_that_is_slow_with_the_same_rows_is_slowest_because_of_compute(
 
     assert balance.slowest_device == 1
     assert balance.cause == "compute"
-    assert balance.time_max_over_mean == pytest.approx(1.8)
+    assert balance.time_max_over_mean == pytest.approx(1.8, rel=0.01)
     assert balance.wasted_device_seconds == pytest.approx(STEPS * 16 / 1000)
 
 
 def test_a_rank_that_waits_for_its_data_makes_input_the_cause_and_the_others_wait() -> None:
     balance = balance_of(data_wait_ms=[0.0, 40.0], step_ms=[43.0, 43.0])
 
-    assert balance.cause == "input"
-    assert balance.time_max_over_mean == pytest.approx(1.0)
+    assert (balance.cause, balance.slowest_device) == ("input", 1)
+    assert balance.time_max_over_mean == pytest.approx(43 / 23)
     assert balance.wasted_device_seconds == pytest.approx(STEPS * 40 / 1000)
 
 
@@ -150,7 +151,7 @@ def test_idle_devices_wait_for_the_whole_step() -> None:
     balance = told.make_report(final=False).balance
 
     assert balance.wasted_device_seconds == pytest.approx(2 * 10 / 1000)
-    assert balance.time_max_over_mean == pytest.approx(2.0)
+    assert balance.time_max_over_mean == pytest.approx(2.0, rel=0.01)
     assert (balance.cause, balance.idle_device_steps) == ("rows", 2)
 
 
