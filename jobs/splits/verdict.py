@@ -15,7 +15,6 @@ _CAUSES = {
     "rows": "it gets more rows",
     "compute": "it takes longer for a row",
     "input": "it waits longer for its input",
-    "other": "its own code outside of the model takes longer, or devices are slow in turn",
 }
 
 
@@ -26,19 +25,28 @@ def describe_run(devices: Sequence[DeviceMeasures], what_if: WhatIf | None) -> s
     if not any(device.steps for device in devices) or not whole:
         return "No step has been measured."
     if what_if is not None and what_if.ratio >= SLOWED_FROM:
-        parts = {name: getattr(what_if, name) for name in _CAUSES}
-        cause = max(parts, key=lambda name: parts[name])
-        return (
-            f"Device {what_if.device} holds the others up: the run takes {what_if.ratio:.2f} times as long as it would "
-            f"if all devices were alike, mostly because {_CAUSES[cause]}."
-        )
+        return _describe_slowness(what_if)
     share = {name: sum(parts.get(name, 0.0) for parts in spent) / whole for parts in spent for name in parts}
     work = sum(share.get(name, 0.0) for name in ("forward_ms", "backward_ms", "optimizer_ms"))
-    for name, least, words in (
-        ("data_wait_ms", INPUT_FROM, "waiting for batches"),
-        ("comm_ms", COMM_FROM, "communication and waiting for each other"),
-        ("other_ms", OTHER_FROM, "the program's own code, its start and its evaluation"),
-    ):
-        if share.get(name, 0.0) >= least:
-            return f"{share[name]:.0%} of the devices' time goes into {words}, {work:.0%} into training steps' work."
-    return f"{work:.0%} of the devices' time goes into forward, backward and optimizer."
+    notable = [
+        (share[name], words)
+        for name, least, words in (
+            ("data_wait_ms", INPUT_FROM, "waiting for batches"),
+            ("comm_ms", COMM_FROM, "communication and waiting for each other"),
+            ("other_ms", OTHER_FROM, "the program's own code, its start and its evaluation"),
+        )
+        if share.get(name, 0.0) >= least
+    ]
+    if not notable:
+        return f"{work:.0%} of the devices' time goes into forward, backward and optimizer."
+    most, words = max(notable)
+    return f"{most:.0%} of the devices' time goes into {words}, {work:.0%} into forward, backward and optimizer."
+
+
+def _describe_slowness(what_if: WhatIf) -> str:
+    longer = f"the run takes {what_if.ratio:.2f} times as long as it would if all devices were alike"
+    known = {name: getattr(what_if, name) for name in _CAUSES}
+    cause = max(known, key=lambda name: known[name])
+    if what_if.other > known[cause]:
+        return f"Devices wait for each other, now for one and now for another: {longer}."
+    return f"Device {what_if.device} holds the others up: {longer}, mostly because {_CAUSES[cause]}."

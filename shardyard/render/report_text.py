@@ -26,6 +26,8 @@ from shardyard.render.text_tables import (
 
 #: Columns from which tables have room for more.
 _WIDE = 120
+#: Of what-if, in parts of the run's time.
+_SHOWN_PART = 0.005
 _PART_TITLES = {
     "data_wait_ms": "data wait",
     "forward_ms": "forward",
@@ -143,16 +145,19 @@ def _balance_table(report: Report, width: int) -> Iterator[RenderableType]:
         ("steps of idle devices", format_count(balance.idle_device_steps)),
         ("device seconds spent waiting for the slowest", format_measure(balance.wasted_device_seconds)),
         ("memory, output device over the others", format_measure(balance.output_device_memory_skew)),
-        ("the run's time over that with even devices", NOT_MEASURED if what_if is None else _what_if_text(what_if)),
     )
-    for name, value in lines:
+    for name, value in (*lines, *(() if what_if is None else _what_if_lines(what_if))):
         table.add_row(name, value)
     yield table
 
 
-def _what_if_text(what_if: WhatIf) -> str:
-    parts = (f"{name} {format_measure(getattr(what_if, name))}" for name in ("rows", "compute", "input", "other"))
-    return f"{format_measure(what_if.ratio)} (device {what_if.device}: {', '.join(parts)})"
+def _what_if_lines(what_if: WhatIf) -> Iterator[tuple[str, str]]:
+    """Parts of less than a hundredth are left out."""
+    yield "run time over that of devices that are alike", f"{what_if.ratio:.2f}"
+    parts = {name: getattr(what_if, name) for name in ("rows", "compute", "input", "other")}
+    shown = [f"{name} +{part:.2f}" for name, part in parts.items() if part >= _SHOWN_PART]
+    if shown:
+        yield f"  what device {what_if.device} adds to it", ", ".join(shown)
 
 
 def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:

@@ -52,7 +52,7 @@ NOTES_BY_KIND = {
     "dp": [
         (
             "per_device.comm_ms",
-            "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
+            "copies between devices (replicate, scatter, gather), and waiting for the slowest shard",
         )
     ],
     "ddp": [("per_device.comm_ms", "communication that backward does not hide, waiting for the slowest rank included")],

@@ -124,7 +124,7 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
     )
     recorder.note(
         "per_device.comm_ms",
-        "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
+        "copies between devices (replicate, scatter, gather), and waiting for the slowest shard",
     )
     if virtual:
         recorder.note("per_device.data_wait_ms", "the wait for the batch, which is the same for all, and for the shard")

@@ -5,12 +5,12 @@ an earlier pass over its DataLoader. Its steps are counted in any case.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from time import monotonic
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, ProgramProgress, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, Outcome, ProgramProgress, Step
 from workers.supervisor.telemetry.progress import RowCounter, SpeedMeter
 from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 
@@ -56,6 +56,7 @@ class ScriptProgress:
         self._passes = self._steps_before = self._per_pass = 0  # passes that ended, steps until then, and in the last
         self._batches = 0  # in the last
         self._loss: float | None = None
+        self._succeeded = False
 
     def add_record(self, rank: int, record: AnyRecord, source: int = 0) -> bool:
         """Take a record; True when it changed what `make_status` shows."""
@@ -77,8 +78,10 @@ class ScriptProgress:
                 self._set_position(record.source, self._rank_of(process), position)
             case ProgramProgress(source="loader"):
                 self._add_loader_progress(self._rank_of(process), record)
-            case Loaded(trained=True, complete=True):
+            case Loaded(trained=True):
                 self._add_pass(self._rank_of(process), record)
+            case Outcome(exit_code=0) if source == 0:
+                self._succeeded = True
             case _:
                 return False
         return True
@@ -138,8 +141,12 @@ class ScriptProgress:
             )
 
     def _add_pass(self, rank: int, loaded: Loaded) -> None:
-        """A pass over a DataLoader took so many steps; the next one is expected to take as many."""
-        if self._loader is None:
+        """A pass over a DataLoader took so many steps; the next one is expected to take as many. A script may make a
+        DataLoader for each pass."""
+        if not loaded.complete:
+            self._add_partial_pass(rank, loaded)
+            return
+        if self._loader is None or (self._loader[0] == rank and loaded.batches == self._batches):
             self._loader = rank, loaded.loader
         done = self._done.get("train", {}).get(rank, 0)
         if self._loader != (rank, loaded.loader) or done == self._steps_before:
@@ -149,6 +156,20 @@ class ScriptProgress:
         self._set_pass_position(self._per_pass, self._passes)
         if "loader" in self._source_rank:
             self._positions["loader"] = _ReportedPosition(loaded.batches, loaded.batches, "batch", self._passes)
+
+    def _add_partial_pass(self, rank: int, loaded: Loaded) -> None:
+        """The script has left a pass: this is as far as it got."""
+        position = self._positions.get("loader")
+        if (
+            position is not None
+            and rank == self._source_rank.get("loader")
+            and self._loader
+            in (
+                None,
+                (rank, loaded.loader),
+            )
+        ):
+            self._positions["loader"] = replace(position, done=loaded.batches, epoch=self._passes + 1)
 
     def _set_pass_position(self, done: int, epoch: int) -> None:
         if "loader" not in self._source_rank and done <= self._per_pass:
@@ -162,6 +183,8 @@ class ScriptProgress:
         seen = min(self._done[phase].values()) if phase is not None else 0
         source = next((source for source in SOURCES if source in self._positions), None)
         position = self._positions[source] if source is not None else _ReportedPosition(seen, None)
+        if self._succeeded and source == "loader":  # the last pass may have been left early
+            position = replace(position, total=position.done)
         rows_a_second = self._paces[phase].per_second()[1] if phase is not None and self._rows[phase] else None
         eta, fraction = self._eta_seconds(source, position), position.fraction
         return {
@@ -180,7 +203,7 @@ class ScriptProgress:
 
     def _eta_seconds(self, source: str | None, position: _ReportedPosition) -> float | None:
         """Until the end of the job, where the source knows one."""
-        if source is None or position.total is None or source == "loader":
+        if source is None or position.total is None or source == "loader" or self._succeeded:
             return None
         if position.left_seconds is not None or source not in self._paces:
             return position.left_seconds

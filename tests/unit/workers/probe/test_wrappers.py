@@ -51,7 +51,7 @@ def test_data_parallel_has_its_primitives_and_shards_timed() -> None:
 
 def test_what_a_wrapper_makes_of_times_is_said() -> None:
     notes = watched(data_parallel, devices=2, rehearsed=True).notes()
-    assert "per_device.comm_ms: DataParallel copies within one process" in notes
+    assert "per_device.comm_ms: copies between devices" in notes
     assert "per_device.backward_ms: of each shard's own operations" in notes
     assert "waiting for the slowest rank" in watched_ranks(distributed)[0].notes()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, ProgramProgress, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, Outcome, ProgramProgress, Step
 from workers.supervisor.telemetry.script_progress import ScriptProgress
 from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 
@@ -115,6 +115,24 @@ def test_a_loader_of_another_length_is_not_what_the_script_trains_on() -> None:
 
     snapshot = shown(told_of_both)
     assert (snapshot["epoch"], snapshot["step"], snapshot["steps"]) == (1, 5, 5)
+
+
+def test_passes_over_a_loader_that_is_made_for_each_of_them_are_counted() -> None:
+    records: list[AnyRecord] = []
+    for number in range(3):
+        records += [ProgramProgress(3, 5, "batch", "loader"), step(number), loaded(0, loader=number)]
+
+    snapshot = shown(told(*records))
+    assert (snapshot["epoch"], snapshot["step"], snapshot["steps"]) == (3, 5, 5)
+
+
+def test_a_script_that_succeeded_is_at_its_end() -> None:
+    left = [ProgramProgress(2, 5, "batch", "loader"), step(1), loaded(1, complete=False)]
+
+    snapshot = shown(told(step(0), loaded(0), *left, Outcome(0, 0)))
+    assert (snapshot["epoch"], snapshot["fraction"], snapshot["eta_seconds"]) == (2, 1.0, None)
+    assert snapshot["step"] == snapshot["steps"]
+    assert shown(told(step(0), loaded(0), *left, Outcome(0, 1)))["steps"] == 5
 
 
 def test_processes_that_the_script_started_are_counted_by_their_rank_in_the_group() -> None:
