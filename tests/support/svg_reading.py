@@ -1,5 +1,6 @@
 """Pictures read back with a strict XML parser, and reports that are drawn in the tests."""
 
+import json
 import random
 import xml.etree.ElementTree as ET
 from functools import cache
@@ -8,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shardyard.contract.report import Report, Timing, decode_report
+from shardyard.contract.report import Report, Timing, decode_report, encode_report
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,6 +24,20 @@ def example(name: str) -> Report:
 
 def changed(found: Report, **fields: Any) -> Report:
     return msgspec.structs.replace(found, **fields)
+
+
+def of_earlier_version(found: Report) -> Report:
+    """As the report would have been before its times were those of all steps."""
+    body = json.loads(encode_report(found))
+    for added in ("what_if", "verdict"):
+        del body[added]
+    for device in body["per_device"]:
+        for added in ("optimizer_ms", "other_ms", "wall_ms"):
+            del device[added]
+        for timing in device.values():
+            if isinstance(timing, dict):
+                del timing["measured_steps"], timing["error"]
+    return decode_report(json.dumps(body).encode())
 
 
 def parsed(drawn: str) -> ET.Element:

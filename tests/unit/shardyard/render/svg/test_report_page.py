@@ -13,7 +13,7 @@ from shardyard.render.svg.comparison_page import comparison_page
 from shardyard.render.svg.line_chart import MAX_CHARTS, MAX_CURVES, MetricCurve
 from shardyard.render.svg.report_page import POLICY, ReportContext, report_page
 from shardyard.render.svg.svg import PictureFrame
-from tests.support.svg_reading import SVG, changed, example, many, on_gpus, words
+from tests.support.svg_reading import SVG, changed, example, many, of_earlier_version, on_gpus, words
 
 ABOUT = ReportContext(
     name="ten for eight",
@@ -95,7 +95,7 @@ def test_a_page_is_valid_asks_for_nothing_and_has_no_id_twice(found: Report) -> 
 def test_findings_come_first_with_what_to_change() -> None:
     said = text_of(report_page(example("ten-for-eight"), ABOUT))
     order = ["Idle: devices 5 to 7 in every step.", "3 of 8 devices get nothing of a batch of 10", "What to change: "]
-    order += ["The split", "Devices", "DataParallel's primitives", "Time of each device", "Job spec", "Notes"]
+    order += ["The split", "Devices", "DataParallel's primitives", "Where each device's time", "Job spec", "Notes"]
     places = [said.index(part) for part in order]
     assert places == sorted(places)
 
@@ -140,8 +140,10 @@ def test_memory_names_the_skew_of_the_output_device() -> None:
 
 def test_times_of_ranks_are_stacked_and_say_what_they_include() -> None:
     chart = bar_chart.times_chart(example("two-ranks"))
-    assert [part.name for part in chart.parts] == ["data wait", "forward", "backward", "communication"]
-    assert any("may overlap with backward" in remark for remark in chart.remarks)
+    assert [part.name for part in chart.parts] == [
+        *("data wait", "forward", "backward", "communication", "optimizer", "other")
+    ]
+    assert any("waiting for the slowest rank included" in remark for remark in chart.remarks)
 
 
 def test_primitives_are_one_bar_of_four_parts() -> None:
@@ -152,14 +154,35 @@ def test_primitives_are_one_bar_of_four_parts() -> None:
     )
 
 
-def test_parts_are_as_long_as_a_typical_step_is_and_the_pointer_has_the_rest() -> None:
-    """Totals would make what was measured in some steps only too short."""
+def test_parts_are_as_long_as_they_took_in_all_steps_and_the_pointer_has_the_rest() -> None:
     drawn = bar_chart.draw_bars(bar_chart.times_chart(example("straggler-on-rank-1")), PictureFrame(heading=False))
     assert {"slow", "device 1"} <= set(words(drawn))
-    wide = {tip.split(",")[1]: float(rect.get("width", "")) for tip, rect in segments(drawn) if "device 1," in tip}
-    assert wide[" data wait 50.3 ms"] / wide[" communication 4.90 ms"] == pytest.approx(50.27 / 4.90, rel=0.02)
-    (waited,) = (tip for tip, _ in segments(drawn) if tip.startswith("device 1, data wait"))
-    assert waited == "device 1, data wait 50.3 ms, 89%, p95 52.9 ms, 1,214 ms in all measured steps"
+    one, wide = example("straggler-on-rank-1").per_device[1], widths_of_device_1(drawn)
+    assert one.data_wait_ms is not None
+    assert one.comm_ms is not None
+    assert wide["data wait"] / wide["communication"] == pytest.approx(
+        one.data_wait_ms.total / one.comm_ms.total, rel=0.02
+    )
+    (computed,) = (tip for tip, _ in segments(drawn) if tip.startswith("device 1, backward"))
+    assert re.search(r"typically \S+ ms, p95 \S+ ms, measured in \d+ steps give or take \S+ ms$", computed)
+
+
+def test_a_report_of_an_earlier_version_is_drawn_by_its_typical_step() -> None:
+    """Its totals would make what was measured in some steps only too short."""
+    chart = bar_chart.times_chart(of_earlier_version(example("straggler-on-rank-1")))
+    assert chart.title == "Time of each device in a typical step"
+    one, wide = (
+        example("straggler-on-rank-1").per_device[1],
+        widths_of_device_1(bar_chart.draw_bars(chart, PictureFrame(heading=False))),
+    )
+    assert one.data_wait_ms is not None
+    assert one.comm_ms is not None
+    assert wide["data wait"] / wide["communication"] == pytest.approx(one.data_wait_ms.p50 / one.comm_ms.p50, rel=0.02)
+
+
+def widths_of_device_1(drawn: str) -> dict[str, float]:
+    pieces = ((tip.split(", ")[1], rect) for tip, rect in segments(drawn) if tip.startswith("device 1,"))
+    return {re.sub(r" [<\d].*", "", name): float(rect.get("width", "")) for name, rect in pieces}
 
 
 def test_a_curve_leaves_a_gap_where_a_value_is_no_number() -> None:
