@@ -7,6 +7,7 @@ import pytest
 
 from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
+from shardyard.contract.report import TIME_PARTS
 from tests.integration.workers.service import TENANT, Service, eventually
 
 pytestmark = pytest.mark.integration
@@ -189,4 +190,64 @@ def test_progress_is_read_from_the_bar_that_a_script_draws(service: Service) -> 
     progress = json.loads(cast(bytes, body))
 
     assert (progress["step"], progress["steps"], progress["unit"], progress["source"]) == (4, 10, "batch", "tqdm")
-    assert (progress["fraction"], progress["eta_seconds"], progress["steps_seen"]) == (0.4, 6, 0)
+    assert (progress["fraction"], progress["eta_seconds"], progress["steps_seen"]) == (0.4, None, 0)  # it has ended
+
+
+# -- times -----------------------------------------------------------------------------------------
+
+#: Rank 1 is slow in its input. Each rank prints what its own stop-watch says: of all, of its batches and backwards.
+SLOW_INPUT = """
+import json
+import time
+
+began = time.perf_counter()
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+dist.init_process_group("gloo")
+rank, waited, reduced = dist.get_rank(), 0.0, 0.0
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 90
+
+    def __getitem__(self, index):
+        time.sleep(0.06 * rank)
+        return torch.randn(4)
+
+
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches, asked = iter(DataLoader(Rows(), batch_size=1)), time.perf_counter()
+for rows in batches:
+    waited += time.perf_counter() - asked
+    optimizer.zero_grad()
+    loss = model(rows).sum()
+    began_backward = time.perf_counter()
+    loss.backward()
+    reduced += time.perf_counter() - began_backward
+    optimizer.step()
+    asked = time.perf_counter()
+print(json.dumps([time.perf_counter() - began, waited, reduced]))
+"""
+
+
+def test_the_times_of_ranks_are_those_of_a_stop_watch_and_add_up(service: Service) -> None:
+    job = service.run_script({"train.py": SLOW_INPUT}, strategy="ddp", devices=2)
+    assert service.ended(job).state is JobState.SUCCEEDED
+    quick, slow = service.report(job)["per_device"]
+
+    for rank, one in enumerate((quick, slow)):
+        whole, waited, reduced = (1000 * seconds for seconds in json.loads(service.text(job, rank)))
+        parts = {name: one[name]["total"] for name in TIME_PARTS}
+        assert sum(parts.values()) == pytest.approx(one["wall_ms"], rel=0.03)
+        assert one["wall_ms"] == pytest.approx(whole, rel=0.03, abs=100)
+        assert parts["data_wait_ms"] == pytest.approx(waited, rel=0.03, abs=50)
+        assert parts["backward_ms"] + parts["comm_ms"] == pytest.approx(reduced, rel=0.03, abs=50)
+    assert quick["comm_ms"]["total"] >= 0.8 * quick["wall_ms"]
+    assert slow["data_wait_ms"]["total"] >= 90 * 60
+    assert service.report(job)["verdict"].startswith("Device 1 holds the others up")
+    assert service.report(job)["balance"]["cause"] == "input"

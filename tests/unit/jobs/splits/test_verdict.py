@@ -6,7 +6,7 @@ from jobs.splits.verdict import describe_run
 from shardyard.contract.report import DeviceMeasures, Timing, WhatIf
 
 
-def device(steps: int = 100, **totals_ms: float) -> DeviceMeasures:
+def device(*, steps: int = 100, **totals_ms: float) -> DeviceMeasures:
     parts: dict[str, Timing | None] = {name: Timing(total, 1.0, 1.0, steps, 0.0) for name, total in totals_ms.items()}
     missing = dict.fromkeys(("forward_ms", "backward_ms", "data_wait_ms", "comm_ms"))
     fixed = {"device": 0, "rows": 1, "share": 1.0, "steps": steps, "idle_steps": 0}
@@ -35,7 +35,7 @@ def test_a_run_that_works_says_how_much() -> None:
 def test_the_largest_of_what_is_no_work_is_named(part: str, words: str) -> None:
     small = {"data_wait_ms": 11.0, "comm_ms": 0.0, "other_ms": 9.0, "forward_ms": 20.0} | {part: 60.0}
 
-    assert f"goes into {words}" in describe_run([device(**small)], None)
+    assert f"goes into {words}" in describe_run([device(steps=100, **small)], None)
 
 
 @pytest.mark.parametrize(

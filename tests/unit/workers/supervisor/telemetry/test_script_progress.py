@@ -127,7 +127,7 @@ def test_passes_over_a_loader_that_is_made_for_each_of_them_are_counted() -> Non
 
 
 def test_a_script_that_succeeded_is_at_its_end() -> None:
-    left = [ProgramProgress(2, 5, "batch", "loader"), step(1), loaded(1, complete=False)]
+    left: list[AnyRecord] = [ProgramProgress(2, 5, "batch", "loader"), step(1), loaded(1, complete=False)]
 
     snapshot = shown(told(step(0), loaded(0), *left, Outcome(0, 0)))
     assert (snapshot["epoch"], snapshot["fraction"], snapshot["eta_seconds"]) == (2, 1.0, None)
