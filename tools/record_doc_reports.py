@@ -124,13 +124,12 @@ def _show_text(match: re.Match[str]) -> str:
 
 def show_piece(piece: str, whole: str) -> str:
     """The same part of a text: from the section that the piece begins with to the one that it ends with, and of that
-    one the entries that the piece has. A piece that begins within the notes has only these."""
+    one the entries that the piece has. A piece that begins within a section is left as it is."""
     if not piece.strip():
         return piece
     sections, wanted = _sections(whole), _sections(piece)
     if wanted[0].startswith("  "):
-        notes = next((section for section in sections if section.startswith("Notes")), "")
-        return "".join(_same_entries(["Notes", *wanted[0].splitlines()], notes.splitlines(keepends=True))[1:])
+        return piece
     places = [[_title(section) for section in sections].index(_title(one)) for one in (wanted[0], wanted[-1])]
     shown = sections[places[0] : places[1] + 1]
     shown[-1] = "".join(_same_entries(wanted[-1].splitlines(), shown[-1].splitlines(keepends=True)))
@@ -147,8 +146,8 @@ def _title(section: str) -> str:
 
 
 def _same_entries(wanted: list[str], lines: list[str]) -> list[str]:
-    """Of findings and notes those that were shown; of all else every line."""
-    if not wanted[0].startswith(("Findings", "Notes")):
+    """Of findings those that were shown; of all else every line."""
+    if not wanted[0].startswith("Findings"):
         return lines
     keys = {key for line in wanted if (key := _entry_key(line))}
     kept, keep = [], True
@@ -161,8 +160,8 @@ def _same_entries(wanted: list[str], lines: list[str]) -> list[str]:
 
 
 def _entry_key(line: str) -> str:
-    """A finding's code, or the field of a note."""
-    found = re.match(r"  (\[\w+\] [\w-]+|[\w.]+):", line)
+    """A finding's code."""
+    found = re.match(r"  (\[\w+\] [\w-]+):", line)
     return found[1] if found else ""
 
 

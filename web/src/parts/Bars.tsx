@@ -18,6 +18,9 @@ const PRIMITIVES = [
   ["gather_ms", "gather", "gather"],
 ] as const;
 const MOST = 16;
+/** Shares of a bar that a letter of a part's name takes, and the space around the name, on a narrow page. */
+const LETTER = 0.011;
+const MARGIN = 0.02;
 
 interface Part {
   name: string;
@@ -49,7 +52,7 @@ export function Bars(props: { report: Report; scale?: Scale }) {
       )}
       {times > 0 && devices.length > 0 && (
         <>
-          <h2 class={primitives.length ? "later" : ""}>Where each device's time went <small>{shown.length < devices.length ? `the ${shown.length} busiest of ${devices.length}` : ""}</small></h2>
+          <h2 class={primitives.length ? "later" : ""}>Where each device's time went <small>{shown.length < devices.length ? `the ${shown.length} longest of ${devices.length}` : ""}</small></h2>
           <div class="bars">{shown.map((one) => <Bar key={one.name} name={one.name} parts={one.parts} most={times} />)}</div>
           <Key parts={TIMES.filter((part) => !unmeasured.includes(part)).map(([, name, kind]) => [name, kind, undefined])} />
         </>
@@ -97,7 +100,7 @@ function Bar(props: { name: string; parts: Part[]; most: number }) {
           const share = props.most > 0 ? part.time.total / props.most : 0;
           return (
             <span key={part.name} class={`p-${part.kind}`} style={{ flex: `0 0 ${(share * 100).toFixed(3)}%`, padding: share < 0.02 ? 0 : undefined }} title={`${part.name}: ${ms(part.time.total)} in all${part.time.error ? ` give or take ${ms(part.time.error)}` : ""}, typically ${ms(part.time.p50)}, p95 ${ms(part.time.p95)}`}>
-              {share > 0.11 ? part.name : ""}
+              {share > LETTER * part.name.length + MARGIN ? part.name : ""}
             </span>
           );
         })}
