@@ -181,6 +181,24 @@ def test_two_runs_are_compared_side_by_side_on_one_scale(pages: Pages, client: C
     assert all(box is not None for box in longest)
 
 
+def test_a_run_s_verdict_comes_first_and_bars_have_all_parts_of_its_time(pages: Pages, client: Client) -> None:
+    job = run(client, example("straggler-on-rank-1"))
+    report = client.job(job).report().data
+    page = pages.open(f"/jobs/{job}")
+    expect(page.locator(".verdict")).to_have_text(report.verdict)
+    expect(page.locator(".verdict")).to_contain_text("Device 1 holds the others up")
+    bars = page.locator(".bars").last.locator(".bar")
+    expect(bars).to_have_count(4)
+    for bar in bars.all():
+        titles = [part.get_attribute("title") or "" for part in bar.locator("span").all()]
+        names = ["data wait", "forward", "backward", "communication", "optimizer", "other"]
+        assert [title.split(":")[0] for title in titles] == names
+    backward = bars.first.locator(".p-backward")
+    expect(backward).to_have_attribute("title", re.compile("in all give or take .*, typically .* p95"))
+    cut = "spans => spans.filter(span => span.scrollWidth > span.clientWidth + 1).map(span => span.textContent)"
+    assert page.locator(".bars .bar span").evaluate_all(cut) == []
+
+
 def test_waiting_jobs_say_why_and_a_node_is_drained_and_a_device_set_apart(pages: Pages, client: Client) -> None:
     page = pages.open("/nodes")
     page.get_by_role("button", name="Drain …").click()

@@ -14,6 +14,7 @@ from shardyard.cli.device_table import DeviceRow, RowRates, device_rows, draw_de
 from shardyard.cli.top import BoardFilter, ServiceBoard, SortOrder
 from shardyard.client import events
 from shardyard.client.report import SplitReport
+from shardyard.contract.report import time_parts
 from shardyard.contract.responses import DeviceView, JobSummary, NodeView, PlacementView, PoolView, Progress, ReasonView
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
@@ -49,7 +50,9 @@ def test_idle_devices_of_the_last_batch_are_hatched_and_called_idle() -> None:
 def test_the_device_that_the_others_wait_for_is_called_slow() -> None:
     rows = device_rows([f"cpu:{device}" for device in range(4)], report("straggler-on-rank-1"), {})
     assert [row.mark for row in rows] == ["", "slow", "", ""]
-    assert rows[1].waits is not None
+    for row, one in zip(rows, report("straggler-on-rank-1").data.per_device, strict=True):
+        parts = time_parts(one)
+        assert row.waits == pytest.approx((parts["data_wait_ms"] + parts["comm_ms"]) / (one.wall_ms or 0), rel=0.01)
     assert "slow" in lines(draw_devices(rows, 80, 20))[2]
 
 
