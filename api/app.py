@@ -46,7 +46,8 @@ from api.http.prometheus import ProcessMetrics
 from api.jobs import routes as job_routes
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
-from api.results import artifact_routes, log_routes, split_routes
+from api.results import artifact_routes, log_routes, profile_routes, split_routes
+from api.results.profile_service import ProfileService
 from api.results.service import ResultService
 from api.system import dashboard_routes, docs_routes
 from api.system import routes as system_routes
@@ -77,6 +78,7 @@ ROUTERS = (
     split_routes.router,
     log_routes.router,
     artifact_routes.router,
+    profile_routes.router,
     event_routes.router,
     fleet_routes.router,
     tokens_routes.router,
@@ -195,6 +197,7 @@ def _build_services(
     return (
         JobService(control, records, telemetry, fleet, changes, storage, bundles, max_artifact_bytes),
         ResultService(records, telemetry, storage),
+        ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,
         FleetService(control, fleet),

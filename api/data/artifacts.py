@@ -20,12 +20,14 @@ from jobs.files.checkpoints import StoredCheckpoint
 from shardyard.contract.errors import NotFound, ShardyardError
 from shardyard.contract.responses import ArtifactView, LeftOutFiles, at
 
+_PARTS = (paths.report_file, paths.artifacts_dir, paths.user_files_dir, paths.profiles_dir)
 #: What is offered, by its path below the attempt's directory; the rest is the service's own bookkeeping.
-OFFERED = tuple(part(Path()).name for part in (paths.report_file, paths.artifacts_dir, paths.user_files_dir))
+OFFERED = tuple(part(Path()).name for part in _PARTS)
 #: Where a path is looked for that begins with none of these: the program's own name of a file is enough.
 _OWN_FILES = (paths.user_files_dir(Path()).name, paths.artifacts_dir(Path()).name)
 #: What checkpoints are listed below.
 CHECKPOINTS = paths.checkpoints_dir(Path(), "", "").name
+PROFILES = paths.profiles_dir(Path()).name
 REPORT = paths.report_file(Path()).name
 #: Of checkpoints of both kinds: the service's, and those that a script has saved, with their manifests.
 _CHECKPOINT_PATHS = (f"{CHECKPOINTS}/", f"artifacts/{CHECKPOINTS}/", f"artifacts/.{CHECKPOINTS}/")
@@ -126,6 +128,8 @@ def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterat
     """Files below a directory; None in place of what lies too deep."""
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if _is_text(entry.name))
+    if prefix.parts[:1] == (PROFILES,):
+        names = [name for name in names if not name.startswith(".")]  # drafts of the service
     for name in names if prefix.parts else [name for name in names if name in OFFERED]:
         with suppress(FileNotFoundError):  # it may be removed meanwhile
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -138,9 +142,11 @@ def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterat
                 yield from _walk_subdirectory(directory, name, prefix / name, depth - 1)
 
 
-def _kind_of(path: str) -> Literal["file", "checkpoint", "report"]:
+def _kind_of(path: str) -> Literal["file", "checkpoint", "profile", "report"]:
     if path == REPORT:
         return "report"
+    if path.startswith(f"{PROFILES}/"):
+        return "profile"
     return "checkpoint" if path.startswith(_CHECKPOINT_PATHS) else "file"
 
 

@@ -69,6 +69,8 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "idempotency_conflict": (409, "Idempotency key used for another request"),
     "job_finished": (409, "The job has ended"),
     "job_not_finished": (409, "The job has not ended"),
+    "job_not_running": (409, "The job does not run"),
+    "profile_running": (409, "The job is being profiled"),
     "node_in_use": (409, "The node is in use"),
     "bundle_quota": (409, "No room for the bundle"),
     "unreadable_spec": (409, "The job was stored by another version"),

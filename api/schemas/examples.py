@@ -51,6 +51,8 @@ DRAINS: dict[str, dict[str, Any]] = {
     "move_at_once": {"deadline_seconds": 0},
 }
 
+PROFILES: dict[str, dict[str, Any]] = {"the_next_ten_steps": {"steps": 10}}
+
 QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}
 
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}

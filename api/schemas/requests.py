@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jobs.model import spec, validation
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState
+from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
@@ -65,6 +66,14 @@ class DrainRequest(BaseModel):
         allow_inf_nan=False,
         description="after this time, what still runs moves to other nodes; 0: at once",
     )
+
+
+class ProfileRequestBody(BaseModel):
+    """How many steps each rank records."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(DEFAULT_PROFILE_STEPS, ge=1, le=MAX_PROFILE_STEPS, strict=True)
 
 
 class QuarantineRequest(BaseModel):
@@ -134,6 +143,11 @@ def parse_cancel(body: bytes) -> JobFilter:
 def parse_drain(body: bytes) -> DrainRequest:
     """A drain request; no body means no deadline. Raises MalformedJson, InvalidRequest."""
     return _parse_body(DrainRequest, body.strip() or b"{}", "the drain request is not valid")
+
+
+def parse_profile(body: bytes) -> int:
+    """The steps of a request for a profile. Raises MalformedJson, InvalidRequest."""
+    return _parse_body(ProfileRequestBody, body.strip() or b"{}", "the profile request is not valid").steps
 
 
 def parse_quarantine(body: bytes) -> QuarantineRequest:

@@ -12,13 +12,20 @@ from api.http.auth import is_public
 from api.http.operation_docs import JSON, content_of, refusals
 from api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
 from api.schemas import examples
-from api.schemas.requests import CancelRequest, DrainRequest, NewTokenRequest, QuarantineRequest, SignInRequest
+from api.schemas.requests import (
+    CancelRequest,
+    DrainRequest,
+    NewTokenRequest,
+    ProfileRequestBody,
+    QuarantineRequest,
+    SignInRequest,
+)
 from jobs.model.spec import JobSpec
 from shardyard.contract import responses
 from shardyard.contract.report import Report
 from shardyard.contract.report_diff import ReportDiff
 
-_BODIES = (JobSpec, CancelRequest, DrainRequest, NewTokenRequest, QuarantineRequest, SignInRequest)
+_BODIES = (JobSpec, CancelRequest, DrainRequest, NewTokenRequest, ProfileRequestBody, QuarantineRequest, SignInRequest)
 _ANSWERS = tuple(
     kind
     for kind in vars(responses).values()

@@ -7,6 +7,7 @@
                                            /files/            what a script left in its working directory
                                            /files.json        how much that is, and what was not kept
                                            /files.part        a file on its way to them
+                                           /profiles/<n>/     traces of its ranks, and profile.json about them
                                            /drafts/<step>/    of checkpoints, while the attempt lives
                                            /resume/           what its ranks' account may read of one
     <storage>/jobs/<tenant>/<job>/checkpoints/<step>-<attempt>/
@@ -72,6 +73,14 @@ def user_files_record(attempt: Path) -> Path:
 
 def user_file_draft(attempt: Path) -> Path:
     return attempt / "files.part"
+
+
+def profiles_dir(attempt: Path) -> Path:
+    return attempt / "profiles"
+
+
+def profile_dir(attempt: Path, number: int) -> Path:
+    return profiles_dir(attempt) / str(number)
 
 
 def drafts_dir(attempt: Path) -> Path:

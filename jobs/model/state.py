@@ -116,6 +116,7 @@ class SupervisorCommand(StrEnum):
     """What the control plane wants of a supervisor."""
 
     GO = "go"
+    PROFILE = "profile"  # go on, and read which profile is wanted
     CANCEL = "cancel"
     STOP = "stop"
     LOST = "lost"

@@ -278,6 +278,31 @@ class Saved(Record, frozen=True):
     error: str = ""
 
 
+# -- profiles --------------------------------------------------------------------------------------
+
+
+class ProfileBegin(Record, frozen=True):
+    """The rank has ended a step, and records from now on for profile `number`."""
+
+    number: int
+
+
+class ProfilePart(Record, frozen=True):
+    """The next bytes of the compressed trace of profile `number`, in their order."""
+
+    number: int
+    data: bytes
+
+
+class ProfileEnd(Record, frozen=True):
+    """The rank has sent its whole trace of profile `number`, of so many steps, or has none, as `error` says."""
+
+    number: int
+    steps: int
+    seconds: float
+    error: str = ""
+
+
 #: Every record but the two that come in masses.
 SingleRecord = (
     RankUp
@@ -298,6 +323,9 @@ SingleRecord = (
     | Returned
     | Paused
     | Saved
+    | ProfileBegin
+    | ProfilePart
+    | ProfileEnd
 )
 AnyRecord = Step | MetricSample | SingleRecord
 

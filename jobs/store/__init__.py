@@ -94,6 +94,7 @@ from jobs.store.nodes import (
     take_down_node,
     undrain_node,
 )
+from jobs.store.profiles import ProfileRequest, read_profile, record_profile, request_profile
 from jobs.store.quarantine import (
     QuarantinedDevice,
     list_quarantined,
@@ -133,6 +134,7 @@ __all__ = [
     "MAX_SPEC_BYTES",
     "HeartbeatReply",
     "NodeStanding",
+    "ProfileRequest",
     "QuarantinedDevice",
     "RESEND_SECONDS",
     "Registration",
@@ -173,10 +175,12 @@ __all__ = [
     "read_fleet",
     "read_heartbeats",
     "read_job",
+    "read_profile",
     "read_records",
     "read_versions",
     "reap",
     "record_milestone",
+    "record_profile",
     "record_resume",
     "record_script_resume",
     "refuse",
@@ -184,6 +188,7 @@ __all__ = [
     "release",
     "renew_lease",
     "renew_node",
+    "request_profile",
     "requeue_restored",
     "retain_quarantine",
     "snapshot",

@@ -46,12 +46,13 @@ _READING = frozenset(
         "list_jobs",
         "read_command",
         "read_job",
+        "read_profile",
         "read_records",
         "snapshot",
         "read_versions",
     }
 )
-_REFUSED_WHEN_FULL = frozenset({"put_bundle", "submit"})
+_REFUSED_WHEN_FULL = frozenset({"put_bundle", "request_profile", "submit"})
 #: Libraries of other versions that a server keeps. One that is deleted while a process still uses it is loaded again.
 MAX_OTHER_LIBRARIES = 8
 _NAME_PREFIX = "shardyard_"

@@ -19,7 +19,7 @@ from typing import NoReturn
 import typer
 
 from shardyard import __version__
-from shardyard.cli import artifacts, attempts, backup, jobs, logs, pools, service, splits, submit, tokens, top
+from shardyard.cli import artifacts, attempts, backup, jobs, logs, pools, profile, service, splits, submit, tokens, top
 from shardyard.cli.common import Commands
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 
@@ -85,6 +85,14 @@ MORE_EXAMPLES = {
             "shardyard artifacts JOB --get runs/1/log.csv -o - | head    to standard output",
         )
     ),
+    "profile": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard profile JOB                       ten steps of every rank, without a restart",
+            "shardyard profile JOB --steps 3 --download  three steps, and the traces into this directory",
+            "shardyard profile JOB --json                what each rank recorded, as JSON",
+        )
+    ),
     "top": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -107,7 +115,10 @@ app = typer.Typer(
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
     ("Running the service", service.COMMANDS | backup.COMMANDS),
-    ("Jobs", jobs.COMMANDS | attempts.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS),
+    (
+        "Jobs",
+        jobs.COMMANDS | attempts.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS | profile.COMMANDS,
+    ),
     ("Machines and access", top.COMMANDS | pools.COMMANDS),
 )
 for panel, commands in COMMANDS:

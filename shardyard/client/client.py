@@ -361,6 +361,19 @@ class Job(BlockingJobHandle):
         """The bytes of one of these files, part by part, as they arrive."""
         return self._client.items(operations.download_artifact(self.id, path, attempt))
 
+    def profile(self, steps: int = 10) -> responses.ProfileView:
+        """Have every rank of the running job record a trace of its next steps, and wait until all have answered. The
+        traces are files of the job: `download(rank.path, attempt=profile.attempt)`.
+
+        Raises:
+            JobNotRunning, ProfileRunning: it cannot be profiled now.
+        """
+        return self._client.run(operations.record_profile(self.id, steps))
+
+    def profiles(self, *, attempt: int | None = None) -> list[responses.ProfileView]:
+        """The profiles of an attempt; by default of the newest."""
+        return self._client.call(endpoints.list_profiles(self.id, attempt=attempt)).profiles
+
     def cancel(self) -> Self:
         """Cancel the job: at once if it is queued, else when its processes have ended.
 

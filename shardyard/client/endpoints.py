@@ -106,6 +106,16 @@ def cancel_many(**chosen: Any) -> HttpCall[responses.CancelledJobs]:
     return HttpCall(method="POST", path="/v1/jobs/cancel", kind=responses.CancelledJobs, content=body, headers=_JSON)
 
 
+def request_profile(job: str, steps: int | None = None) -> HttpCall[responses.ProfileView]:
+    body = json.dumps({} if steps is None else {"steps": steps}).encode()
+    path = _build_path("jobs", job, "profile")
+    return HttpCall(method="POST", path=path, kind=responses.ProfileView, content=body, headers=_JSON)
+
+
+def list_profiles(job: str, *, attempt: int | None = None) -> HttpCall[responses.ProfileList]:
+    return _get_request(_build_path("jobs", job, "profiles"), responses.ProfileList, attempt=attempt)
+
+
 def delete_job(job: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("jobs", job), kind=NoneType)
 

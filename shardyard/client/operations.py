@@ -31,7 +31,7 @@ from shardyard.client.transport import (
     YieldStep,
 )
 from shardyard.contract.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
-from shardyard.contract.responses import JobStatus, JobSummary, LogPage, SeriesView
+from shardyard.contract.responses import JobStatus, JobSummary, LogPage, ProfileView, SeriesView
 from shardyard.formatting import byte_count
 
 if TYPE_CHECKING:
@@ -235,6 +235,17 @@ def cancel_many(chosen: dict[str, Any]) -> Flow[tuple[int, int]]:
         cancelled, cancelling = cancelled + did.cancelled, cancelling + did.cancelling
         if did.complete:
             return cancelled, cancelling
+
+
+def record_profile(job: str, steps: int) -> Flow[ProfileView]:
+    """A profile of a running job, once every rank has answered. The service has a deadline for that."""
+    asked = yield from call_endpoint(endpoints.request_profile(job, steps))
+    while True:
+        yield PauseStep(POLL_SECONDS)
+        listed = yield from call_endpoint(endpoints.list_profiles(job, attempt=asked.attempt))
+        for profile in listed.profiles:
+            if profile.number == asked.number and profile.state != "recording":
+                return profile
 
 
 # -- events ----------------------------------------------------------------------------------------

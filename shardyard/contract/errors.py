@@ -18,6 +18,8 @@
     │   ├── IdempotencyConflict   same key, other body
     │   ├── JobFinished           cancel of a job that has ended
     │   ├── JobNotFinished        delete of a job that has not
+    │   ├── JobNotRunning         a profile of a job that waits or has ended
+    │   ├── ProfileRunning        a profile of a job that is being profiled
     │   ├── BundleQuota           a tenant's bundles have no more room
     │   └── NodeInUse             forgetting a node that is alive or holds a lease
     ├── UnreadableSpec            a stored spec of another version of the service
@@ -116,6 +118,14 @@ class JobFinished(Conflict):
 
 class JobNotFinished(Conflict):
     code = "job_not_finished"
+
+
+class JobNotRunning(Conflict):
+    code = "job_not_running"
+
+
+class ProfileRunning(Conflict):
+    code = "profile_running"
 
 
 class BundleQuota(Conflict):

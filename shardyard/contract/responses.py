@@ -189,9 +189,40 @@ class Plan(Answer, frozen=True, kw_only=True):
 # -- files -------------------------------------------------------------------------------------------
 
 
+class RankProfile(Answer, frozen=True):
+    """What one rank recorded for a profile. `path` is that of its trace among the job's files, a gzip'd Chrome trace;
+    where it is `None`, `error` says why there is none. `steps` were recorded, in `seconds`."""
+
+    rank: int
+    path: str | None = None
+    bytes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class ProfileView(Answer, frozen=True):
+    """A profile of `steps` steps of a running attempt. `state` is `recording` or `finished`; `ranks` is empty until it
+    has finished."""
+
+    number: int
+    attempt: int
+    steps: int
+    state: str
+    requested_at: datetime | None = None
+    finished_at: datetime | None = None
+    ranks: list[RankProfile] = []
+
+
+class ProfileList(Answer, frozen=True):
+    """The profiles of an attempt, in the order in which they were asked for."""
+
+    profiles: list[ProfileView]
+
+
 class ArtifactView(Answer, frozen=True):
     """One file that an attempt stored; `path` is its path for a download. `kind` is `file` for the program's own, else
-    `checkpoint` or `report`."""
+    `checkpoint`, `profile` or `report`."""
 
     path: str
     bytes: int = 0

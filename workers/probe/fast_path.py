@@ -22,6 +22,7 @@ from workers.probe.clock import Span
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.measurements import DdpTimer
 from workers.probe.step_builder import StepBuilder
+from workers.probe.step_profiler import StepProfiler
 from workers.probe.step_records import DdpTimes, is_sampled, next_sampled_step
 from workers.probe.types import (
     BACKWARD_DONE,
@@ -45,11 +46,19 @@ MAX_TAPE = 16_384
 class FastPath:
     """Notes the steps of one thread, its owner. The wrappers note what they see of the current step in `step`."""
 
-    def __init__(self, builder: StepBuilder, loaders: LoaderTracker, ddp_timer: DdpTimer, sink: RecordSink) -> None:
+    def __init__(
+        self,
+        builder: StepBuilder,
+        loaders: LoaderTracker,
+        ddp_timer: DdpTimer,
+        sink: RecordSink,
+        profiler: StepProfiler,
+    ) -> None:
         self.step = CurrentStep()
         self.builder = builder
         self.loaders = loaders
         self.ddp_timer = ddp_timer
+        self.profiler = profiler
         self.channel: Any = sink if hasattr(sink, "is_idle") else IdleChannel
         self.owner: ThreadState | None = None
         self.has_other_threads = False  # another thread calls models, too: no step is noted any more
@@ -118,6 +127,8 @@ class FastPath:
         step.stage, step.loader_pass = READY, None
         if self.channel.is_idle or len(self.tape) > MAX_TAPE:
             self.flush()
+        if self.profiler.request[0] != self.profiler.seen:
+            self.profiler.on_step()
 
     # -- what the step builder gets ----------------------------------------------------------------
 

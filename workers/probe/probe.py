@@ -63,6 +63,7 @@ class Probe:
         """Send everything that still waits. The wrappers stay, and do nothing any more."""
         if self.guarded.on:
             self.guarded.call_guarded("finish", self.guarded.tracker.finish)
+        self.guarded.profiler.finish()
         self.guarded.switch_off()
 
     def _flush(self) -> None:

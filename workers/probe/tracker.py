@@ -19,6 +19,7 @@ from workers.probe.measurements import DdpTimer, ProcessDevices
 from workers.probe.module_registry import ModuleRegistry, find_method, find_owner
 from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
 from workers.probe.step_builder import StepBuilder
+from workers.probe.step_profiler import StepProfiler
 from workers.probe.step_records import RunReporter, is_sampled
 from workers.probe.step_sender import StepSender
 from workers.probe.types import (
@@ -55,6 +56,7 @@ class Tracker:
         context: RankContext,
         torch: TorchQueries,
         threads: ThreadStates,
+        profiler: StepProfiler,
         first_split: int = 0,
         *,
         rehearsed: bool = False,
@@ -68,7 +70,8 @@ class Tracker:
         sender = StepSender(context.sink, self.reporter, self.devices, self.models, self.ddp_timer, first_split)
         self.builder = StepBuilder(sender, self.models)
         self.loaders = LoaderTracker(context.sink.emit, lambda: self._count_trainings(self.reporter.steps))
-        self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost_sink(context.sink))
+        self._profiler = profiler
+        self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost_sink(context.sink), profiler)
         self.builder.on_simple_step = self._add_template
         self.loaders.defer, self.loaders.compares = self.fast_path.defer, context.world_size > 1
         self.loaders.all_steps = lambda: self._count_trainings(self.fast_path.optimizer_steps)
@@ -164,6 +167,8 @@ class Tracker:
             forward.graph = mark_graph(outputs)
         if not forward.in_method:
             self.builder.forward_ends(forward)
+            if not forward.call.with_grad:
+                self._advance_profile()
 
     # -- the fast path -----------------------------------------------------------------------------
 
@@ -210,6 +215,8 @@ class Tracker:
         now = time.perf_counter()
         end = self.devices.mark(self._latest_slot, now)
         self.builder.backward_ended(Span(self.devices.clock, begin, end), now)
+        if not self.models.has_optimizers:
+            self._advance_profile()
 
     def begin_optimizer(self, optimizer: Any) -> None:
         thread = self.threads.current
@@ -237,12 +244,19 @@ class Tracker:
             self.fast_path.optimizer_steps += 1
             now = time.perf_counter()
             self.builder.step_ended(now, thread.stepping, self.devices.mark(self._latest_slot, now))
+            self._advance_profile()
 
     def skip_step(self) -> None:
         """A GradScaler has not let the optimizer take its step."""
         self.threads.current.leave_fast_path()
         self.fast_path.optimizer_steps += 1
         self.builder.step_skipped()
+        self._advance_profile()
+
+    def _advance_profile(self) -> None:
+        """A step has ended in this thread."""
+        if self._profiler.request[0] != self._profiler.seen:
+            self._profiler.on_step()
 
     def add_batch(self, iterator: Any, batch: Any, asked: float, arrived: float) -> None:
         self.threads.current.leave_fast_path()
@@ -306,6 +320,7 @@ class GuardedTracker:
         self.module_calls: tuple[Any, Any] | None = None  # Module.__call__ as it was, and as it is
         self._context = context
         self._rehearsed = rehearsed
+        self.profiler = StepProfiler(context)
         self.output_of = contextlib.nullcontext if context.streams is None else context.streams.on
         self.restart(0)
 
@@ -313,7 +328,7 @@ class GuardedTracker:
         """Track this process from now on; a forked child is a process of its own."""
         self.threads.current = ThreadState()
         context, rehearsed = self._context, self._rehearsed
-        self.tracker = Tracker(context, self.torch, self.threads, first_split, rehearsed=rehearsed)
+        self.tracker = Tracker(context, self.torch, self.threads, self.profiler, first_split, rehearsed=rehearsed)
         self.fast_path = self.tracker.fast_path
         self.step = self.fast_path.step
         self.roots, self.optimizers_by_id = self.tracker.models.roots, self.tracker.models.optimizers_by_id

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from jobs.files.log_file import StreamName
 from jobs.protocol.records import Outcome, PacketDecoder, Returned
-from workers.rank.process import EXIT_BROKEN, RankPipes, run_rank
-from workers.runtime import commands
+from workers.rank.process import EXIT_BROKEN, RankPipes, SharedFiles, run_rank
+from workers.runtime import commands, profile_request
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
 from workers.sandbox import cgroup
 
@@ -36,6 +36,7 @@ class RankHandle:
     channel: int  # records come from here
     command: int  # commands go in here
     start_message: int  # a file in memory that all ranks share, written once the attempt is claimed
+    profile_request: int  # memory in which all ranks are asked for a profile
     outputs: list[OutputPipe]
     decoder: PacketDecoder = field(default_factory=PacketDecoder)
     up: bool = False
@@ -89,7 +90,7 @@ def fork_ranks(config: AttemptConfig, rendezvous_port: int | None) -> list[RankH
     lock = os.open(attempt_directory.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     group = cgroup.create_cgroup(attempt_directory.cgroup, attempt_directory.directory.name)
-    start_message = os.memfd_create("start_message")
+    start_message, request = os.memfd_create("start_message"), profile_request.create_request()
     plumbing = [_open_pipes(config, number) for number in range(config.world_size)]
     ranks = []
     for number, pipes in enumerate(plumbing):
@@ -98,14 +99,14 @@ def fork_ranks(config: AttemptConfig, rendezvous_port: int | None) -> list[RankH
             try:
                 if group is not None:
                     cgroup.enter_cgroup(group)
-                run_rank(config, number, pipes, (lock, start_message), supervisor, rendezvous_port)
+                run_rank(config, number, pipes, SharedFiles(lock, start_message, request), supervisor, rendezvous_port)
             except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_BROKEN)
         outputs = [OutputPipe(fd, device, stream) for (device, stream), (fd, _) in pipes.outputs.items()]
         ends = pipes.channel[0], pipes.command[1]
-        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), *ends, start_message, outputs))
+        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), *ends, start_message, request, outputs))
     for pipes in plumbing:
         os.close(pipes.command[0])
         for _, write_end in (pipes.channel, *pipes.outputs.values()):

@@ -14,7 +14,7 @@ import resource
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs.files.log_file import StreamName
@@ -49,6 +49,15 @@ INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR",
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
+@dataclass(frozen=True, slots=True)
+class SharedFiles:
+    """Descriptors that all ranks of an attempt have."""
+
+    lock: int  # stays open
+    start_message: int
+    profile_request: int
+
+
 @dataclass(slots=True)
 class RankPipes:
     """Both ends of everything between the supervisor and one rank."""
@@ -59,9 +68,8 @@ class RankPipes:
 
 
 def run_rank(
-    config: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int], supervisor: int, port: int | None
+    config: AttemptConfig, number: int, pipes: RankPipes, shared: SharedFiles, supervisor: int, port: int | None
 ) -> NoReturn:
-    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the start message."""
     _die_with_supervisor(supervisor)
     os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
     name_process(f"sy-rank-{number}")
@@ -69,7 +77,7 @@ def run_rank(
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
-    command, channel, streams = _keep_own_descriptors(config, number, pipes, shared)
+    command, channel, request, streams = _keep_own_descriptors(config, number, pipes, shared)
     if config.account is not None:
         run_as.confine_rank(config.account, [fd for pair in streams for fd in pair])
         _die_with_supervisor(supervisor)  # a change of account forgets it
@@ -86,16 +94,17 @@ def run_rank(
         channel=channel,
         command=command,
         streams=tuple(streams),
+        profile_request=request,
     )
     if config.python is not None:
-        message = _await_start(command, shared[1])
+        message = _await_start(command, shared.start_message)
         _add_variables(config, message)
         cold_start.exec_python(config.python, endpoints, _script_settings(config.spec, message))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     context, sink = endpoints.open(stopping.is_set, config.data_root)
     parts = _prebuild_parts(config.spec, context)
-    message = _await_start(command, shared[1])
+    message = _await_start(command, shared.start_message)
     _add_variables(config, message)
     context = replace(context, checkpoints=endpoints.checkpoint_access(message.drafts, message.resume))
     endings.run_program(_prepare_program(config.spec, message, context, parts), context, sink, command)
@@ -160,15 +169,17 @@ def _die_with_supervisor(supervisor: int) -> None:
 
 
 def _keep_own_descriptors(
-    config: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int]
-) -> tuple[int, int, list[tuple[int, int]]]:
+    config: AttemptConfig, number: int, pipes: RankPipes, shared: SharedFiles
+) -> tuple[int, int, int, list[tuple[int, int]]]:
     """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
     pipes on 1 and 2, where C code and child processes write.
 
     Returns:
-        the command pipe, the channel, and one (stdout, stderr) pair per device of this rank.
+        the command pipe, the channel, the request for a profile, and one (stdout, stderr) pair per device of this rank.
     """
-    own = {pipes.command[0], pipes.channel[1], *shared} | {write_end for _, write_end in pipes.outputs.values()}
+    own = {pipes.command[0], pipes.channel[1], *astuple(shared)} | {
+        write_end for _, write_end in pipes.outputs.values()
+    }
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
@@ -185,8 +196,8 @@ def _keep_own_descriptors(
             os.close(err)
             out, err = 1, 2
         pairs.append((out, err))
-    os.set_inheritable(_move_up(shared[0]), True)  # what is started without closing files keeps the mark
-    return _move_up(pipes.command[0]), _move_up(pipes.channel[1]), pairs
+    os.set_inheritable(_move_up(shared.lock), True)  # what is started without closing files keeps the mark
+    return _move_up(pipes.command[0]), _move_up(pipes.channel[1]), _move_up(shared.profile_request), pairs
 
 
 def _move_up(fd: int) -> int:

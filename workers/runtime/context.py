@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TextIO, cast
 from jobs.protocol import records
 from jobs.protocol.records import AnyRecord, Step
 from workers.runtime.ordered_pipe import OrderedPipe, WaitBudget
+from workers.runtime.profile_request import NO_REQUEST, RequestBytes
 
 FLUSH_SECONDS = 0.2
 #: The first packets follow each other closely, twice as far apart each time: news of a start should not wait.
@@ -302,6 +303,7 @@ class RankContext(RankPlace):
     stopping: Callable[[], bool] = lambda: False
     data_root: Path | None = None
     checkpoints: CheckpointAccess | None = None  # where the spec asks for them
+    profile_request: RequestBytes = NO_REQUEST  # of its supervisor, which may ask at any time
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:

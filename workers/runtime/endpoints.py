@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.runtime import commands, stacks
+from workers.runtime import commands, profile_request, stacks
 from workers.runtime.context import ChannelSink, CheckpointAccess, DeviceStreams, RankContext, RankDevice, RankPlace
 
 
@@ -19,10 +19,11 @@ class RankEndpoints(RankPlace):
     channel: int  # records go in here
     command: int  # words of the supervisor come from here
     streams: tuple[tuple[int, int], ...]  # stdout and stderr of each device
+    profile_request: int  # memory in which the supervisor asks for a profile
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return (self.channel, self.command, *(fd for pair in self.streams for fd in pair))
+        return (self.channel, self.command, self.profile_request, *(fd for pair in self.streams for fd in pair))
 
     def open(
         self, stopping: Callable[[], bool] = lambda: False, data_root: Path | None = None
@@ -32,7 +33,8 @@ class RankEndpoints(RankPlace):
         routed = DeviceStreams(self.streams)
         routed.install()
         stacks.show_stacks_on_signal()
-        return RankContext(*self.place(), sink, routed, stopping, data_root), sink
+        request = profile_request.map_request(self.profile_request)
+        return RankContext(*self.place(), sink, routed, stopping, data_root, profile_request=request), sink
 
     def checkpoint_access(self, drafts: Path | None, resume: Path | None) -> CheckpointAccess | None:
         """None where none are asked for: there are no `drafts`."""

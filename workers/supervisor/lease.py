@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -31,8 +32,18 @@ from workers.supervisor.pending_end import PendingEnd
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileState:
+    """What to write of a profile."""
+
+    number: int
+    state: Literal["recording", "done"]
+
+
 Milestone = Literal["running", "first_step"]
-_Request = Milestone | Literal["poll"] | None  # None ends the thread
+_Request = Milestone | Literal["poll"] | ProfileState | None  # None ends the thread
 
 #: A request: there may be new commands.
 _POLL: Literal["poll"] = "poll"
@@ -60,6 +71,7 @@ class LeaseHolder:
         self._heartbeat_seconds = heartbeat_seconds
         self._claimant = uuid.uuid4().hex
         self._command = SupervisorCommand.GO
+        self._profile_request: store.ProfileRequest | None = None
         self._renewed_at = monotonic()
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._renewal_thread = threading.Thread(target=self._run_renewals, name="lease", daemon=True)
@@ -83,6 +95,15 @@ class LeaseHolder:
     def command(self) -> SupervisorCommand:
         """The newest command. `LOST` is final: another attempt may be running by now."""
         return self._command
+
+    @property
+    def profile_request(self) -> store.ProfileRequest | None:
+        """The newest profile that a user has asked for."""
+        return self._profile_request
+
+    def record_profile(self, number: int, state: Literal["recording", "done"]) -> None:
+        """Have the thread write how far a profile is, in the order of the calls."""
+        self._requests.put(ProfileState(number, state))
 
     @property
     def seconds_since_renewal(self) -> float:
@@ -198,6 +219,10 @@ class LeaseHolder:
                         break
                     case "poll":
                         self._poll_or_renew()
+                    case ProfileState(number, state):
+                        self._on_reply(
+                            self._store.run(store.record_profile(self._attempt, self._claimant, number, state))
+                        )
                     case milestone:
                         self._on_reply(
                             self._store.run(store.record_milestone(self._attempt, self._claimant, milestone))
@@ -219,11 +244,18 @@ class LeaseHolder:
 
     def _poll_or_renew(self) -> None:
         if self.seconds_since_renewal < self._heartbeat_seconds:
-            self._command = self._store.run(store.read_command(self._attempt, self._claimant))
+            self._on_command(self._store.run(store.read_command(self._attempt, self._claimant)))
             return
         before = monotonic()  # a renewal counts from when it was sent, not from its reply
-        self._command = self._store.run(store.renew_lease(self._attempt, self._claimant))
+        command = self._store.run(store.renew_lease(self._attempt, self._claimant))
         self._renewed_at = before
+        self._on_command(command)
+
+    def _on_command(self, command: SupervisorCommand) -> None:
+        """Take a command. That for a profile goes on until it is recorded that the ranks know of it."""
+        self._command = SupervisorCommand.GO if command is SupervisorCommand.PROFILE else command
+        if command is SupervisorCommand.PROFILE:
+            self._profile_request = self._store.run(store.read_profile(self._attempt))
 
     def _listen_for_commands(self) -> None:
         """Have the first thread poll at once when new commands are announced, and each time that this thread has

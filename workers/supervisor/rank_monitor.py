@@ -26,6 +26,9 @@ from jobs.protocol.records import (
     Note,
     Outcome,
     Paused,
+    ProfileBegin,
+    ProfileEnd,
+    ProfilePart,
     RankUp,
     Result,
     Returned,
@@ -44,6 +47,7 @@ from workers.supervisor.event_loop import EventLoop, read_waiting
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier
 from workers.supervisor.process_status import cpu_seconds_of_children, is_dying
+from workers.supervisor.profile_collector import ProfileCollector
 from workers.supervisor.rank_activity import RankActivity
 from workers.supervisor.stall_detector import StallDetector, StallReporter
 from workers.supervisor.stop_sequence import StopSequence
@@ -98,6 +102,7 @@ class RankMonitor:
         self._stalls = StallReporter(self._stall_detector, ranks, log_line)
         self._teardown = TeardownTimer(ranks)
         self._failures = FailureClassifier(config, requirements=requirements)
+        self._profiles = ProfileCollector(config, ranks, lease, log_line)
 
     def _make_coordinator(self, checkpoints: AttemptCheckpoints) -> CheckpointCoordinator:
         def send_command(rank: int, command: bytes) -> None:
@@ -137,6 +142,7 @@ class RankMonitor:
             self._reap_orphans()
             self._publisher.flush_due(time.time())
         self._read_rest()
+        self._profiles.close()
         outcome = self._end.final_outcome()
         self._repeat_traceback(outcome)
         return outcome
@@ -205,6 +211,9 @@ class RankMonitor:
         match record:
             case Saved() | Paused():
                 return
+            case ProfileBegin() | ProfilePart() | ProfileEnd():
+                self._profiles.on_record(rank.number, record)
+                return
             case RankUp():
                 self._on_rank_up(rank)
             case Result():
@@ -261,6 +270,7 @@ class RankMonitor:
             self._descendants.drain()  # they sent what they had before the rank could know that they ended
             if not self._activity.has_worked(rank.number) and seconds > UNSEEN_SECONDS:
                 self._publisher.add_record(rank.number, Note(NOTE_FIELD, UNSEEN.format(seconds)))
+        self._profiles.on_rank_end(rank.number)
         self._publisher.rank_ended(rank.number)
         if rank.outcome is None and self._has_left_well(rank):
             outcome = Outcome(rank.number, 0)
@@ -307,6 +317,7 @@ class RankMonitor:
 
     def _on_tick(self, now: float) -> None:
         self._check_checkpoints(now)
+        self._profiles.on_tick(now)
         silence = self._lease.seconds_since_renewal
         if self._lease.command is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)

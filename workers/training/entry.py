@@ -55,6 +55,7 @@ def run_recipe(spec: JobSpec, context: RankContext, parts: RecipeParts | None = 
         result = loop.train(prepared) if spec.recipe.mode == "train" else loop.forward(prepared)
     finally:
         recorder.finish()
+        prepared.profiler.finish()
     if context.rank == 0:
         recorder.emit(result)
     return result

@@ -202,6 +202,8 @@ def _after_step(run: TrainingRun, rate: "_RateReporter", batches: list[Any]) -> 
     run.progress.steps_done += 1
     run.progress.batches_done += len(batches)
     rate.count(batches)
+    if run.profiler.request[0] != run.profiler.seen:
+        run.profiler.on_step()
 
 
 def _is_over(run: TrainingRun) -> bool:

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from jobs.model.spec import RecipeProgram
+from workers.probe.step_profiler import StepProfiler
 from workers.runtime.context import CheckpointAccess, RankContext
 from workers.training.rng_state import RandomStates
 from workers.training.strategies import PlacedModel
@@ -66,6 +67,7 @@ class TrainingRun:
     progress: RunProgress = field(default_factory=RunProgress)
     pending_loss: Callable[[], None] | None = None  # waits for the loss of all ranks, and sends its mean
     # -- what every step needs
+    profiler: StepProfiler = field(init=False)
     autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for
     is_plain: bool = field(init=False)  # on the host and in float32: batches need no move, and forwards no autocast
     reads_every_loss: bool = field(init=False)  # true if reading waits neither for a device nor for other ranks
@@ -73,6 +75,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         precision, scheduler = self.program.precision, self.program.scheduler
+        self.profiler = StepProfiler(self.context)
         on_host = self.context.device_kind == "cpu"
         self.is_plain = on_host and precision == "float32"
         self.reads_every_loss = on_host and self.context.world_size == 1

@@ -1,12 +1,14 @@
 -- Attempts: what their supervisors should do, and what becomes of a job when one ends.
 
--- What a supervisor should do now: 'go' | 'cancel' | 'stop' | 'lost', where the attempt is not the claimant's any more.
+-- What a supervisor should do now: 'go' | 'profile' | 'cancel' | 'stop' | 'lost', where the attempt is not the claimant's
+-- any more.
 local function command_for(ref, number, claimant)
-  local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'node')
+  local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'node', 'profile')
   if attempt[1] ~= 'claimed' or attempt[2] ~= claimant then return 'lost' end
   if read_field(job_key(ref), 'cancel') == '1' then return 'cancel' end
   local node = redis.call('HMGET', node_key(attempt[3]), 'stopping', 'moving')
-  return (node[1] == '1' or node[2] == '1') and 'stop' or 'go'
+  if node[1] == '1' or node[2] == '1' then return 'stop' end
+  return attempt[4] == 'asked' and 'profile' or 'go'
 end
 
 -- Whether a claimant has an attempt, and that is the newest one of its job.

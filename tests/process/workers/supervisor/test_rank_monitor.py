@@ -58,6 +58,7 @@ class FakeLease:
         self.command = SupervisorCommand.GO
         self.seconds_since_renewal = 0.0
         self.marked: list[str] = []
+        self.profile_request = None
 
     def record_milestone(self, what: str) -> None:
         self.marked.append(what)
@@ -142,7 +143,7 @@ def start(programs: list[Program]) -> list[RankHandle]:
         for fd in (channel[0], stdout[0]):
             os.set_blocking(fd, False)
         outputs = [OutputPipe(stdout[0], number, "stdout")]
-        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), channel[0], command[1], -1, outputs))
+        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), channel[0], command[1], -1, -1, outputs))
     return ranks
 
 

@@ -10,6 +10,7 @@ from jobs.protocol.records import DeviceInfo, MetricSample, Step
 from tests.support.training_runs import Kept
 from tests.unit.workers.probe.test_recorder import LateDevice
 from workers.probe.clock import CLOCKS
+from workers.probe.step_profiler import StepProfiler
 from workers.probe.tracker import Tracker
 from workers.probe.types import ThreadStates, TorchQueries
 from workers.runtime.context import RankContext, RankDevice
@@ -22,7 +23,7 @@ def tracker_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[
     asked.device_properties = lambda index: ("a GPU", 80)
     asked.peak_memory = lambda index: 7
     context = RankContext(0, 1, (RankDevice(0, "cuda", "GPU-0"),), 1, 1, sink)
-    return Tracker(context, asked, ThreadStates()), sink
+    return Tracker(context, asked, ThreadStates(), StepProfiler(context)), sink
 
 
 def one_step(tracker: Tracker, net: nn.Module, optimizer: Any) -> None:
