@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
-from jobs.files import checkpoints, paths, user_files
+from jobs.files import checkpoints, paths, profiles, user_files
 from jobs.files.checkpoints import StoredCheckpoint
 from shardyard.contract.errors import NotFound, ShardyardError
 from shardyard.contract.responses import ArtifactView, LeftOutFiles, at
@@ -129,7 +129,7 @@ def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterat
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if _is_text(entry.name))
     if prefix.parts[:1] == (PROFILES,):
-        names = [name for name in names if not name.startswith(".")]  # drafts of the service
+        names = [name for name in names if not name.startswith(".") and name != profiles.RECORD_NAME]
     for name in names if prefix.parts else [name for name in names if name in OFFERED]:
         with suppress(FileNotFoundError):  # it may be removed meanwhile
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)

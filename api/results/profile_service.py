@@ -9,14 +9,13 @@ from api.http.auth import Principal
 from api.schemas.requests import parse_profile
 from jobs import store
 from jobs.files import profiles
-from jobs.model.records import AttemptRecord
 from jobs.model.state import AttemptState
 from jobs.store import AttemptId, ProfileRequest
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import JobNotRunning, NotFound
 from shardyard.contract.responses import ProfileList, ProfileView, at
 
-#: Why a profile has no traces whose supervisor could not say so.
+#: The state of a profile that has no record, and gets none any more: its attempt has ended.
 LOST = "lost"
 
 
@@ -59,12 +58,15 @@ class ProfileService:
         asked = await self._store.run(store.read_profile(AttemptId(who.tenant, job, chosen.number)))
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
         found = await self._storage.run_in_thread(partial(profiles.list_profiles, directory))
-        if asked is not None and all(one.number != asked.number for one in found):
-            found.append(_unfinished_view(chosen, asked))
+        if asked is None:
+            return ProfileList(found)
+        # A record is there a moment before the next profile may be asked for.
+        is_over = chosen.state is AttemptState.ENDED or asked.state == "done"
+        if not is_over or all(one.number != asked.number for one in found):
+            found = [one for one in found if one.number != asked.number]
+            found.append(_unfinished_view(asked, chosen.number, LOST if is_over else "recording"))
         return ProfileList(found)
 
 
-def _unfinished_view(attempt: AttemptRecord, asked: ProfileRequest) -> ProfileView:
-    """A profile that has no record yet; none will come of one whose attempt has ended."""
-    is_over = attempt.state is AttemptState.ENDED or asked.state == "done"
-    return ProfileView(asked.number, attempt.number, asked.steps, LOST if is_over else "recording", at(asked.at))
+def _unfinished_view(asked: ProfileRequest, attempt: int, state: str) -> ProfileView:
+    return ProfileView(asked.number, attempt, asked.steps, state, at(asked.at))

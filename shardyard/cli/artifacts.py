@@ -57,7 +57,7 @@ def artifacts_command(
 
 
 #: Headings, by the kind of what stands below them. A kind of a later version has its own name there.
-HEADINGS = {"file": "YOUR FILES", "checkpoint": "CHECKPOINTS", "report": "REPORT"}
+HEADINGS = {"file": "YOUR FILES", "checkpoint": "CHECKPOINTS", "profile": "PROFILES", "report": "REPORT"}
 
 
 def _print_artifacts(found: "ArtifactList") -> None:

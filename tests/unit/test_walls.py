@@ -41,6 +41,7 @@ THREADS = {
     "workers.training",
     "workers.rehearsal",
     "workers.runtime.context",  # the thread that sends a rank's records
+    "workers.probe.step_profiler",  # the thread that sends a trace
 }
 
 #: Addresses and passwords of both Redis servers. Ranks run the code of users: nothing that they are forked with, or

@@ -17,13 +17,13 @@ interface Found {
 
 const SHOWN = 200;
 const NOTHING: Found = { artifacts: [], left_out: [] };
-const HEADINGS: Record<string, string> = { file: "Your files", checkpoint: "Checkpoints", report: "Report" };
+const HEADINGS: Record<string, string> = { file: "Your files", checkpoint: "Checkpoints", profile: "Profiles", report: "Report" };
 
-export function Files(props: { id: string; state: string }) {
+export function Files(props: { id: string; state: string; profiles?: number }) {
   const [found, setFound] = useState<Found | null>(null);
   useEffect(() => {
     get<Found>(`/v1/jobs/${props.id}/artifacts`).then(setFound, () => setFound(NOTHING));
-  }, [props.id, props.state]);
+  }, [props.id, props.state, props.profiles]);
   const files = found?.artifacts ?? [];
   const kinds = [...new Set([...Object.keys(HEADINGS), ...files.map((file) => file.kind)])];
   return (

@@ -7,6 +7,7 @@ import { Failure, Facts, Notes } from "../job/Facts";
 import { Files } from "../job/Files";
 import { Head } from "../job/Head";
 import { Logs } from "../job/Logs";
+import { Profiles } from "../job/Profiles";
 import { Timeline } from "../job/Timeline";
 import { useJob } from "../job/watch";
 import { Bars, hasTimes } from "../parts/Bars";
@@ -19,6 +20,7 @@ const LOGS = 3;
 
 export function JobPage(props: { id: string }) {
   const [chosen, setChosen] = useState<number[] | null>(null);
+  const [profiled, setProfiled] = useState(0);
   const { job, attempts, report, problem, live, deleted, feed } = useJob(props.id, chosen);
   useEffect(() => {
     if (job && !chosen) setChosen(Array.from({ length: Math.min(job.devices, LOGS) }, (_, device) => device));
@@ -73,8 +75,8 @@ export function JobPage(props: { id: string }) {
       </div>
       {logs}
       <div class="columns below">
-        <div><section class="panel"><Files id={props.id} state={job.state} /></section></div>
-        <div><section class="panel"><details><summary>Spec</summary><pre tabIndex={0}>{JSON.stringify(job.spec, null, 2)}</pre></details>{report && <Notes notes={report.notes} />}</section></div>
+        <div><section class="panel"><Files id={props.id} state={job.state} profiles={profiled} /></section></div>
+        <div><Profiles job={job} onDone={() => setProfiled(profiled + 1)} /><section class="panel"><details><summary>Spec</summary><pre tabIndex={0}>{JSON.stringify(job.spec, null, 2)}</pre></details>{report && <Notes notes={report.notes} />}</section></div>
       </div>
     </>
   );

@@ -349,7 +349,8 @@ def test_every_route_of_the_api_has_a_call() -> None:
     e = endpoints
     made = [
         e.submit_job({}), e.plan_job({}), e.list_jobs(), e.get_job("a"), e.cancel_job("a"), e.cancel_many(),
-        e.resubmit_job("a"), e.delete_job("a"), e.list_attempts("a"), e.get_report("a"), e.compare_reports("a", "b"),
+        e.resubmit_job("a"), e.delete_job("a"), e.list_attempts("a"), e.request_profile("a"),
+            e.list_profiles("a"), e.get_report("a"), e.compare_reports("a", "b"),
         e.read_logs("a"), e.read_metrics("a"), e.list_artifacts("a"), e.download_artifact("a", "b/c"),
         e.job_events("a"), e.service_events(), e.upload_bundle(io.BytesIO()), e.get_bundle("a"), e.list_recipes(),
         e.list_pools(), e.list_nodes(), e.drain_node("a"), e.undrain_node("a"), e.quarantine_device("a", 0, "b"),
