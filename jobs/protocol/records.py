@@ -167,6 +167,12 @@ class Began(Record, frozen=True):
     at: float
 
 
+class Joining(Record, frozen=True):
+    """The process has called `init_process_group`, which returns when all ranks have."""
+
+    at: float
+
+
 class Group(Record, frozen=True):
     """The process has joined a process group (the default one), whatever its environment says."""
 
@@ -314,6 +320,7 @@ SingleRecord = (
     | Result
     | Outcome
     | Began
+    | Joining
     | Group
     | Wrapped
     | Loaded

@@ -26,7 +26,17 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from jobs.protocol import records
-from jobs.protocol.records import AnyRecord, BatchSplit, Began, Group, Hello, MetricSample, ProgramProgress, Step
+from jobs.protocol.records import (
+    AnyRecord,
+    BatchSplit,
+    Began,
+    Group,
+    Hello,
+    Joining,
+    MetricSample,
+    ProgramProgress,
+    Step,
+)
 from workers.probe import probe as script
 from workers.rehearsal import install
 from workers.runtime import import_hook, process_groups
@@ -39,7 +49,7 @@ LENT: Final = "SHARDYARD_LENT"
 BOOT: Final = Path(__file__).resolve().parents[1] / "rank" / "boot"
 
 #: Records that show that a process has work to tell of. Others wait for one of these.
-WORK: Final = (Began, BatchSplit, Step, Group, MetricSample, ProgramProgress)
+WORK: Final = (Began, BatchSplit, Step, Joining, Group, MetricSample, ProgramProgress)
 MAX_WAITING: Final = 512
 #: For the supervisor to let a child in: it, or its machine, may be busy.
 ADMISSION_SECONDS: Final = 20.0

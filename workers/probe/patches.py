@@ -20,6 +20,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+from jobs.protocol.records import Joining
 from workers.probe.data_parallel_patches import patch_data_parallel
 from workers.probe.module_call_patch import hide_from_dynamo, patch_module_calls, reassure_dynamo, torch_state_queries
 from workers.probe.step_records import DdpTimes
@@ -272,7 +273,15 @@ def _replace_everywhere(places: list[Any], name: str, make: Callable[[Any], Any]
 
 
 def _wrap_init_process_group(guarded: GuardedTracker, original: Any) -> Any:
-    return guarded.then_call("init_process_group", original, lambda *_: guarded.tracker.report_group())
+    joined = guarded.then_call("init_process_group", original, lambda *_: guarded.tracker.report_group())
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if guarded.on:
+            guarded.call_guarded("init_process_group", guarded.tracker.reporter.emit, Joining(time.time()))
+        return joined(*args, **kwargs)
+
+    return init_process_group
 
 
 def _wrap_exchange(guarded: GuardedTracker, sums: bool, original: Any) -> Any:

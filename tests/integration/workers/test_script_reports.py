@@ -174,6 +174,19 @@ def test_a_last_step_that_was_finished_is_reported_although_the_script_never_end
     assert "patterns.steps" not in report["notes"]
 
 
+def test_a_rank_that_waits_for_the_group_until_the_limit_is_named(service: Service) -> None:
+    source = (
+        "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n"
+        "import torch.distributed as dist\ndist.init_process_group('gloo')"
+    )
+    job = service.run_script({"train.py": source}, strategy="ddp", devices=2, limits={"wall_seconds": 9.0})
+    assert service.ended(job).reason is StateReason.WALL_LIMIT
+    message = found(service.report(job))["unmade-group"]
+
+    assert message.startswith("rank 0 waited ")
+    assert message.endswith(" s in init_process_group() until the end; rank 1 never called it")
+
+
 def test_a_success_that_did_nothing_says_what_it_printed_last(service: Service) -> None:
     job = service.run_script({"train.py": "print('no GPU here, bye')"})
     assert service.ended(job).state is JobState.SUCCEEDED

@@ -157,6 +157,7 @@ class ProcessState:
     program_began: float | None = None  # seconds since the epoch
     program_ended: float | None = None
     last_step_at: float | None = None
+    joining_since: float | None = None  # it waits in init_process_group; seconds since the epoch
     began: Began | None = None
     activity: Activity | None = None
     wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it

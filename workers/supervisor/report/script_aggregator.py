@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Loaded, Step, Wrapped
+from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Joining, Loaded, Step, Wrapped
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
@@ -64,8 +64,11 @@ class ScriptAggregator(Aggregator):
     def _add(self, process: ProcessState, record: AnyRecord) -> None:
         match record:
             case Began():
-                process.began = record
+                process.began, process.joining_since = record, None
+            case Joining():
+                process.joining_since = record.at
             case Group():
+                process.joining_since = None
                 self._add_group(process, record)
             case Wrapped():
                 process.add_wrapper(record)

@@ -18,18 +18,26 @@ from workers.supervisor.report.script_observations import (
     ScriptObservations,
     count_of,
     find_unfinished_steps,
+    find_unmade_group,
     name_ranks,
 )
 
 #: Findings that only scripts have; the others are those of `jobs.splits.lint`.
-CODES = frozenset({"no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"})
+CODES = frozenset(
+    {
+        *("no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"),
+        *("unmade-group",),
+    }
+)
 MAX_LINE = 200
+#: Samplers that go over all rows of their data set, or over those of their rank.
+DROPPING_SAMPLERS = frozenset({"SequentialSampler", "RandomSampler", "DistributedSampler"})
 
 
 def find_problems(seen: ScriptObservations) -> list[Finding]:
     """All findings, the most important first."""
     checks = _CHECKS if seen.workers else (_no_work_done,)
-    return [finding for check in (_never_finished, *checks) for finding in check(seen)]
+    return [finding for check in (_never_finished, _group_never_made, *checks) for finding in check(seen)]
 
 
 def _warning(code: str, message: str, suggestion: str) -> Finding:
@@ -374,6 +382,29 @@ def _sampler_padding(seen: ScriptObservations) -> Iterator[Finding]:
         return
 
 
+def _dropped_rows(seen: ScriptObservations) -> Iterator[Finding]:
+    """`drop_last`, of the loader or of the sampler, as the numbers of a whole pass show it."""
+    for load in (one for process in seen.trainers for one in reversed(process.passes.latest.values())):
+        rows, ranks, read, size = load.dataset_rows or 0, load.replicas or 1, load.rows or 0, load.batch_size or 0
+        if not (load.trained and load.complete and rows and read and size and load.sampler in DROPPING_SAMPLERS):
+            continue
+        each = sampler_rows(rows, ranks, drop_last=False)
+        dropping = {rows // ranks, rows // ranks // size * size, each // size * size}
+        left = rows - read * ranks
+        if left <= 0 or read not in dropping or load.batches != -(-read // size):
+            continue
+        every = f" over {ranks} ranks" if ranks > 1 else ""
+        fits = _fitting_sizes(size, 1, rows, lambda other, part=each: part % other == 0)  # type: ignore[misc]
+        suggestion = f"change batch_size in your DataLoader to {' or '.join(map(str, fits))}, or leave drop_last out"
+        yield Finding(
+            "dropped-rows",
+            "info",
+            f"drop_last leaves {left:,} of {rows:,} rows out of every pass{every}",
+            suggestion if fits and rows % ranks == 0 else "leave drop_last out where every row counts",
+        )
+        return
+
+
 def _without_padding(rows: int, ranks: int) -> str:
     left = count_of(rows % ranks, "row")
     dropping = f"pass drop_last=True to the DistributedSampler, which leaves {left} out of each pass"
@@ -395,6 +426,26 @@ def _never_finished(seen: ScriptObservations) -> Iterator[Finding]:
             )
 
 
+def _group_never_made(seen: ScriptObservations) -> Iterator[Finding]:
+    group = find_unmade_group(seen)
+    if group is None:
+        return
+    waited = f"{name_ranks(group.ranks)} waited {group.seconds:,.0f} s in init_process_group() until the end"
+    if group.missing:
+        yield _warning(
+            "unmade-group",
+            f"{waited}; {name_ranks(group.missing)} never called it",
+            f"check the log of {name_ranks(group.missing)}: every rank must call init_process_group()",
+        )
+    else:
+        yield _warning(
+            "unmade-group",
+            f"{waited}, where more ranks are expected, or another address",
+            "call init_process_group() without a rank, a world_size and an address, so that it takes them from the "
+            "environment",
+        )
+
+
 _Check = Callable[[ScriptObservations], Iterator[Finding]]
 _CHECKS: tuple[_Check, ...] = (
     _fewer_processes,
@@ -403,4 +454,5 @@ _CHECKS: tuple[_Check, ...] = (
     _under_data_parallel,
     _among_ranks,
     _sampler_padding,
+    _dropped_rows,
 )

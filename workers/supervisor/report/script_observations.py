@@ -9,6 +9,8 @@ from workers.supervisor.report.process_state import ProcessState
 
 #: A step that was begun so long before the end, and not finished, is worth a warning.
 UNFINISHED_SECONDS = 10.0
+#: To join a process group takes less, unless a rank is missing.
+JOIN_SECONDS = 5.0
 MAX_NAMES = 8
 
 
@@ -126,6 +128,29 @@ def find_unfinished_steps(seen: ScriptObservations) -> list[UnfinishedStep]:
         )
         for (step, phase), stuck in sorted(steps.items())
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class UnmadeGroup:
+    """A process group that some ranks still waited for when they were ended, and ranks that had not called it."""
+
+    ranks: Sequence[int]
+    missing: Sequence[int]
+    seconds: float
+
+
+def find_unmade_group(seen: ScriptObservations) -> UnmadeGroup | None:
+    """The ranks' own processes alone count, unless they have none that waits: a parent does not join."""
+    told = {process.origin for process in seen.processes if process.outcome is not None}
+    waiting = [
+        process for process in seen.processes if process.joining_since is not None and process.origin not in told
+    ]
+    since = [process.joining_since for process in waiting if process.joining_since is not None]
+    if not seen.final or seen.now is None or not since or seen.now - min(since) < JOIN_SECONDS:
+        return None
+    ranks = sorted({process.rank for process in waiting})
+    others = [process.rank for process in seen.processes if process.source == 0 and process.group is None]
+    return UnmadeGroup(ranks, sorted({*others} - {*ranks}), seen.now - min(since))
 
 
 def _longest_seconds(now: float | None, stuck: Sequence[ProcessState]) -> float | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.protocol.records import Activity, Note, Outcome, Returned, Step, Wrapped
+from jobs.protocol.records import Activity, Joining, Note, Outcome, Returned, Step, Wrapped
 from shardyard.contract.report import Report
 from tests.support.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
 from workers.supervisor.report.script_aggregator import ScriptAggregator
@@ -406,7 +406,32 @@ def test_a_sampler_that_repeats_rows_is_told_by_its_numbers() -> None:
     )
 
 
-# -- steps that never came back --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("read", "batch_size", "rows", "left"),
+    [(90, 30, 100, 10), (100, 30, 100, 0), (100, 25, 100, 0), (96, 32, 100, 4), (80, 20, 100, 0)],
+)
+def test_rows_that_are_dropped_in_every_pass_are_counted(read: int, batch_size: int, rows: int, left: int) -> None:
+    script = told()
+    feed(script, [*steps([[batch_size]] * 3), loaded(read, batch_size, rows), activity(3, 3)])
+    found = findings(final(script))
+
+    assert [finding.message for finding in found.values()] == (
+        [f"drop_last leaves {left} of {rows} rows out of every pass"] if left else []
+    )
+
+
+def test_rows_that_a_sampler_drops_are_counted_over_all_ranks() -> None:
+    script = told("ddp", 3)
+    for rank in range(3):
+        said = [joined(rank, 3), DDP, *steps([[11]] * 3, [rank])]
+        feed(script, [*said, loaded(33, 11, 100, shard=(rank, 3), digest=rank), activity(3, 3)], rank)
+
+    assert findings(final(script, 3))["dropped-rows"].message == (
+        "drop_last leaves 1 of 100 rows out of every pass over 3 ranks"
+    )
+
+
+# -- groups and steps that never came back --------------------------------------------------------------------
 
 
 def test_a_rank_that_never_returned_from_a_step_is_named() -> None:
@@ -424,6 +449,27 @@ def test_a_rank_that_never_returned_from_a_step_is_named() -> None:
         "rank 1 had started step 3 (train) but not finished it when it ended, 3,600 s later; rank 0 had not started it"
     )
     assert "in the log of rank 0" in finding.suggestion
+
+
+def test_a_rank_that_waits_for_its_process_group_to_the_end_is_named() -> None:
+    script = told("ddp", 2)
+    feed(script, [Joining(100.0)])
+    script.rank_ended(0)
+    script.rank_ended(1)
+    found = findings(script.make_report(final=True, now=160.0))
+
+    assert found["unmade-group"].message == (
+        "rank 0 waited 60 s in init_process_group() until the end; rank 1 never called it"
+    )
+
+
+def test_a_process_group_that_was_made_in_the_end_is_nothing() -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        feed(script, [Joining(100.0), joined(rank, 2)], rank)
+        script.rank_ended(rank)
+
+    assert "unmade-group" not in findings(script.make_report(final=True, now=160.0))
 
 
 def test_ranks_that_wait_in_the_same_step_are_named_together() -> None:
