@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from jobs.bundles import strict_zip
 from jobs.bundles.strict_zip import ZipEntry
-from shardyard.contract.bundle_rules import DEFAULT_LIMITS, BundleLimits, BundleNames, quote_path
+from shardyard.contract.bundle_rules import DEFAULT_LIMITS, BundleLimits, BundleNames, may_be_installed, quote_path
 from shardyard.contract.errors import BadBundle
 
 
@@ -133,12 +133,14 @@ MAX_COMPARED_LENGTH = 80
 
 def wrong_entrypoint(entrypoint: str, found: BundleListing, workdir: str = "") -> str:
     """What is wrong with an entry point, a path or a module seen from `workdir`, for a bundle of these files; empty
-    when nothing is."""
+    when nothing is, or when it may be a module of the environment that the job runs in."""
     inside = f"{workdir}/" if workdir else ""
     paths = [file.path.removeprefix(inside) for file in found.files if file.path.startswith(inside)]
     if inside and not paths:
         return f"the bundle has no directory {quote_path(workdir)}, which is program.workdir"
     if not {*entrypoint_candidates(entrypoint)}.isdisjoint(paths):
+        return ""
+    if not entrypoint.endswith(".py") and may_be_installed(entrypoint, {path.partition("/")[0] for path in paths}):
         return ""
     scripts = [path for path in paths if path.endswith(".py")][:MAX_COMPARED]
     if not scripts:

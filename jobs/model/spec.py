@@ -179,7 +179,8 @@ class ScriptProgram(Strict):
     entrypoint: str = Field(
         min_length=1,
         max_length=500,
-        description='a .py file ("src/train.py") or a module ("package.train") of the bundle, relative to `workdir`',
+        description='a .py file ("src/train.py") or a module ("package.train") of the bundle, relative to `workdir`; '
+        'or an installed module ("accelerate.commands.launch")',
     )
     workdir: str = Field(
         "", max_length=500, description="directory of the bundle that it starts in, as after `cd`; empty: its root"

@@ -20,6 +20,7 @@ from shardyard.bundling.pack import FileSelection, WrittenBundle, escape_path
 from shardyard.cli.common import connect_client, make_console, make_table, print_json, print_submitted
 from shardyard.client import Client, endpoints, operations
 from shardyard.client.scripts import complete_spec
+from shardyard.contract.bundle_rules import may_be_installed
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest
 from shardyard.contract.responses import JobStatus
 
@@ -98,7 +99,7 @@ def _entry_fields(entry: str, code: UserProgram) -> dict[str, str]:
     what is sent."""
     here = _relative_workdir(code.directory)
     if code.module is not None:
-        is_here = here and entry.startswith(f"{here}/{code.module.replace('.', '/')}")
+        is_here = here and (not entry or entry.startswith(f"{here}/{code.module.replace('.', '/')}"))
         return {"entrypoint": code.module} | ({"workdir": here} if is_here else {})
     if here and entry.startswith(f"{here}/"):
         return {"entrypoint": entry.removeprefix(f"{here}/"), "workdir": here}
@@ -115,7 +116,7 @@ def _relative_workdir(directory: Path) -> str:
 
 
 def entry_file(code: UserProgram) -> str:
-    """Path of the program's file within the directory.
+    """Path of the program's file within the directory; "" for a module that may be installed where the job runs.
 
     Raises:
         InvalidRequest: it is not there, not below the directory, or no Python file.
@@ -172,7 +173,10 @@ def _module_file(module: str, directory: Path) -> str:
     found = next((file for file in places if (directory / file).is_file()), None)
     if found is not None:
         return found
-    hint = "; it is in src: --dir src" if any((directory / "src" / file).is_file() for file in files) else ""
+    in_src = any((directory / "src" / file).is_file() for file in files)
+    if not in_src and may_be_installed(module, [file.name for file in (directory / here).iterdir()]):
+        return ""
+    hint = "; it is in src: --dir src" if in_src else ""
     raise InvalidRequest(
         f"no module {module} in {directory.resolve()}: neither {files[0]} nor {files[1]} is there{hint}"
     )
@@ -189,7 +193,7 @@ def directory_to_send(named: str | None) -> Path:
 
 
 def _check_packed(entry: str, chosen: FileSelection, code: UserProgram) -> None:
-    if any(source.path == entry for source in chosen.files):
+    if not entry or any(source.path == entry for source in chosen.files):
         return
     why = next((one.why for one in chosen.left_out if entry == one.path or entry.startswith(one.path)), "")
     raise InvalidRequest(f"{escape_path(entry)} is not sent{why and f': {why}'}; without it there is nothing to run")

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 from shardyard.bundling import pack
 from shardyard.bundling.pack import WrittenBundle
+from shardyard.contract.bundle_rules import may_be_installed
 from shardyard.contract.errors import InvalidRequest
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -18,7 +19,8 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class LocatedProgram:
-    """The directory that is sent, the program's file in it, and the entry point for the job spec."""
+    """The directory that is sent, the program's file in it (empty: an installed module), and the entry point for the
+    job spec."""
 
     directory: Path
     entry: str
@@ -51,6 +53,8 @@ def locate_program(path: str | PathLike[str], entrypoint: str | None = None) -> 
         raise InvalidRequest(f"entrypoint {entrypoint!r} is neither a .py file nor a module such as pkg.train")
     base = entrypoint.replace(".", "/")
     found = next((file for file in (f"{base}.py", f"{base}/__main__.py") if (place / file).is_file()), None)
+    if found is None and may_be_installed(entrypoint, [file.name for file in place.iterdir()]):
+        return LocatedProgram(place, "", entrypoint)
     if found is None:
         raise InvalidRequest(f"no module {entrypoint} in {place}: neither {base}.py nor {base}/__main__.py is there")
     return LocatedProgram(place, found, entrypoint)
@@ -84,7 +88,7 @@ def pack_program(
         InvalidRequest: the directory cannot be packed, or the program itself would be left out.
     """
     chosen = pack.select_files(program.directory, program.entry, include, exclude)
-    if not any(source.path == program.entry for source in chosen.files):
+    if program.entry and not any(source.path == program.entry for source in chosen.files):
         raise InvalidRequest(f"{program.entry} would not be sent (see `exclude`); without it there is nothing to run")
     file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     try:

@@ -5,6 +5,7 @@ The client packs by these rules, and the service checks uploads against them.
 
 import re
 import unicodedata
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,6 +98,14 @@ class BundleNames:
         if len(self._spelled) > self._limit:
             raise BadBundle(f"a bundle may have {self._limit} files and directories")
         return folded
+
+
+def may_be_installed(module: str, names: Collection[str]) -> bool:
+    """Whether a module may come from the Python environment of a job (`accelerate.commands.launch`), because nothing of
+    its first name is among `names`, the files and directories that its program starts beside. A name without a dot is
+    more likely a mistake."""
+    first, dot, _ = module.partition(".")
+    return bool(dot) and not {first, f"{first}.py"} & {*names}
 
 
 def _fold_name(name: str) -> str:

@@ -62,6 +62,13 @@ def test_a_script_sees_what_it_sees_under_python(
     _same(json.loads(service.text(job)), json.loads(plain.stdout))
 
 
+def test_an_installed_module_runs_what_the_bundle_has(service: Service) -> None:
+    files = {"train.py": "import os, sys; print(os.environ['WORLD_SIZE'], sys.argv[1:])"}
+    job = service.run_script(files, "--standalone", "train.py", "--x", entrypoint="torch.distributed.run")
+    assert service.ended(job).state is JobState.SUCCEEDED
+    assert service.text(job).splitlines()[-1] == "1 ['--x']"
+
+
 def test_a_script_starts_in_the_directory_that_is_asked_for(service: Service) -> None:
     files = {
         "mnist/main.py": "import near, os; print(open('../data/rows.txt').read(), os.path.basename(os.getcwd()))",

@@ -475,5 +475,11 @@ def test_an_entry_point_is_seen_from_the_directory_that_the_program_starts_in() 
     assert "no directory 'mnist'" in bundle.wrong_entrypoint("b.py", holds("b.py"), "mnist")
 
 
+def test_a_module_that_the_bundle_has_nothing_of_may_be_installed() -> None:
+    assert bundle.wrong_entrypoint("accelerate.commands.launch", FILES) == ""
+    assert bundle.wrong_entrypoint("accelerate.commands.launch", holds("accelerate.py")) != ""
+    assert bundle.wrong_entrypoint("trian", FILES) != ""
+
+
 def test_a_bundle_without_python_says_so() -> None:
     assert "no .py file" in bundle.wrong_entrypoint("train.py", holds("a.txt"))

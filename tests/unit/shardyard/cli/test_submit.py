@@ -102,6 +102,7 @@ def test_nothing_is_kept_on_request(capsys: pytest.CaptureFixture[str]) -> None:
         (["--script", "eval.py", "--dir", "tools"], "eval.py"),
         (["--module", "pkg.train"], "pkg.train"),
         (["--module", "pkg"], "pkg"),
+        (["--module", "accelerate.commands.launch"], "accelerate.commands.launch"),
         (["--module", "lib.run", "--dir", "src"], "lib.run"),
     ],
 )
@@ -121,6 +122,7 @@ def test_the_entry_point_is_named_from_the_directory_that_is_sent(
         (("--script", "../train.py"), {"entrypoint": "train.py"}),
         (("--module", "eval"), {"entrypoint": "eval", "workdir": "tools"}),
         (("--module", "pkg.train"), {"entrypoint": "pkg.train"}),
+        (("--module", "torch.distributed.run"), {"entrypoint": "torch.distributed.run", "workdir": "tools"}),
     ],
 )
 def test_a_script_starts_where_its_user_stands(
