@@ -33,6 +33,7 @@ def _predict_plan(wanted: JobSpec) -> Plan:
     from jobs.model import catalogue
     from jobs.splits.lint import lint_splits
     from jobs.splits.plan import predict_splits
+    from jobs.splits.ranking import rank_findings
 
     rows, eval_rows = catalogue.rows_of(wanted)
     prediction = predict_splits(wanted, rows, eval_rows)
@@ -41,6 +42,6 @@ def _predict_plan(wanted: JobSpec) -> Plan:
         batch_size=wanted.batch_size,
         global_batch_size=wanted.global_batch_size,
         patterns=prediction.epoch,
-        findings=lint_splits(wanted, prediction.epoch, rows),
+        findings=rank_findings(lint_splits(wanted, prediction.epoch, rows)),
         notes=prediction.notes,
     )

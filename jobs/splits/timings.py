@@ -28,6 +28,7 @@ import msgspec
 
 from jobs.protocol.records import PrimitiveTimes, Step
 from jobs.splits.estimates import WARM_UP_STEPS, TimeEstimate
+from jobs.splits.step_windows import StepColumns, WindowHistory
 from jobs.support.quantiles import QuantileSketch
 from shardyard.contract.report import Balance, DeviceMeasures, PrimitiveTimings, Timing, WhatIf
 
@@ -155,16 +156,21 @@ class Sums(msgspec.Struct, array_like=True):
     totals: _CoveredTotals = msgspec.field(default_factory=_CoveredTotals)
     with_backward: bool = False
     steps: int = 0
+    history: WindowHistory = msgspec.field(default_factory=lambda: WindowHistory(0))
+    joint_backward: QuantileSketch = msgspec.field(default_factory=QuantileSketch)  # of processes with several devices
 
     @classmethod
     def none(cls, devices: int) -> "Sums":
         return cls(
-            [_DeviceSums() for _ in range(devices)], [QuantileSketch() for _ in PrimitiveTimes.__struct_fields__]
+            [_DeviceSums() for _ in range(devices)],
+            [QuantileSketch() for _ in PrimitiveTimes.__struct_fields__],
+            history=WindowHistory(devices),
         )
 
     def fits(self, devices: int) -> bool:
         """Whether these are the sums of so many devices."""
-        return (len(self.devices), len(self.primitives)) == (devices, len(PrimitiveTimes.__struct_fields__))
+        counted = len(self.devices), len(self.primitives), self.history.devices
+        return counted == (devices, len(PrimitiveTimes.__struct_fields__), devices) and self.history.is_consistent
 
 
 class Measures:
@@ -196,6 +202,7 @@ class Measures:
             _add_share(device, share, count)
         self._add_balance(shares, count)
         self._add_primitives(shares)
+        self._add_history(shares)
 
     def _add_primitives(self, shares: Sequence[Share]) -> None:
         """All devices of a step were served by the same four calls."""
@@ -203,6 +210,38 @@ class Measures:
         for primitives in next(filter(None, timed), ()):
             for sketch, value in zip(self.sums.primitives, msgspec.structs.astuple(primitives), strict=True):
                 sketch.add_all(_known_values([measured(value)]))
+        if len(shares) > 1 and not shares[0].is_alone:
+            self.sums.joint_backward.add_all(_known_values(shares[0].read(lambda step: step.whole_backward_ms)))
+
+    def _add_history(self, shares: Sequence[Share]) -> None:
+        """Add up the steps in which every device's forward was measured, or had nothing to do."""
+        if any(share.rows is None or share.steps is None for share in shares):
+            return
+        forwards = [share.forward_ms() if share.rows else [0.0] * len(share.steps or ()) for share in shares]
+        chosen = [index for index, times in enumerate(zip(*forwards, strict=True)) if None not in times]
+        if not chosen:
+            return
+        if len(chosen) < len(forwards[0]):
+            shares = [share.of_steps(chosen) for share in shares]
+            forwards = [[column[index] for index in chosen] for column in forwards]
+        first = shares[0].steps or ()
+        first_devices: dict[int, int] = {}
+        processes = [first_devices.setdefault(id((share.steps or (0,))[0]), at) for at, share in enumerate(shares)]
+        self.sums.history.add(
+            [step.step for step in first],
+            [measured(step.cycle_ms) or (measured(step.step_ms) or 0.0) for step in first],
+            [
+                StepColumns(
+                    process,
+                    share.rows or 0,
+                    forward,
+                    share.backward_ms() if share.rows else [0.0] * len(forward),
+                    _fill_missing(share.waits_ms()),
+                    share.read(lambda step: step.whole_backward_ms),
+                )
+                for process, share, forward in zip(processes, shares, forwards, strict=True)
+            ],
+        )
 
     def _add_balance(self, shares: Sequence[Share], count: int) -> None:
         """Add up the steps whose devices can be compared: with their backward once that is measured at all."""
@@ -387,6 +426,20 @@ class Measures:
         """The one that waited least for the others."""
         waited = [device.covered_comm_ms for device in self.sums.devices]
         return waited.index(min(waited))
+
+    def shards_ms(self) -> tuple[float, float] | None:
+        """What the shards of one process's step take one after another, and at once. Where backward is known only of
+        all devices together, each of them works as long."""
+        devices, joint = self.sums.devices, self.sums.joint_backward
+        forwards = [device.forward.mean for device in devices if device.forward.mean is not None]
+        backwards = [device.backward.mean for device in devices if device.backward.mean is not None]
+        if len(forwards) < len(devices):
+            return None
+        if len(backwards) == len(devices):
+            times = list(map(add, forwards, backwards))
+            return sum(times), max(times)
+        whole_ms = joint.total / joint.count if joint.count else 0.0
+        return sum(forwards) + len(devices) * whole_ms, max(forwards) + whole_ms
 
     def partly_measured(self) -> dict[str, tuple[int, int]]:
         """Times that were taken in some steps only: field -> (fewest measured, steps that have one)."""

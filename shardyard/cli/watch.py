@@ -19,7 +19,7 @@ from shardyard.cli.status import error_text, progress_text, result_text, state_a
 from shardyard.client import Client, endpoints, events, operations
 from shardyard.client.report import SplitReport
 from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
-from shardyard.contract.report import Finding
+from shardyard.contract.report import Finding, describe_cost
 from shardyard.contract.responses import JobStatus, Progress
 
 PLAIN_SECONDS = 2.0
@@ -210,7 +210,8 @@ class LiveView(QuietView):
 
 
 def finding_words(finding: Finding) -> str:
-    return formatting.single_line(f"{finding.severity}: {finding.message}")
+    cost = describe_cost(finding)
+    return formatting.single_line(f"{finding.severity}: {finding.message}" + (f" ({cost})" if cost else ""))
 
 
 def watch_job(

@@ -136,11 +136,17 @@ class PredictionCheck(msgspec.Struct, frozen=True):
     differences: list[str]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that should be changed. `numbers` are those of the message, by name; what the problem has cost so far
+    is given in device-seconds, and as the share of the time of all devices, where it is known."""
+
     code: str
     severity: str
     message: str
     suggestion: str
+    numbers: dict[str, float] = {}
+    cost_device_seconds: float | None = None
+    cost_share: float | None = None
 
 
 class ReportDevice(msgspec.Struct, frozen=True):
@@ -196,6 +202,21 @@ def has_whole_times(report: Report) -> bool:
     neither be added up nor compared."""
     timings = (getattr(device, name) for device in report.per_device for name in TIME_PARTS)
     return all(timing is None or timing.measured_steps is not None for timing in timings)
+
+
+def describe_seconds(seconds: float) -> str:
+    """Device-seconds for a sentence: "0.42 device-seconds", "12.3 device-seconds", "3.1 device-hours"."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.1f} device-hours"
+    return f"{seconds:,.{2 if seconds < 10 else 1 if seconds < 100 else 0}f} device-seconds"
+
+
+def describe_cost(finding: Finding) -> str:
+    """What a finding has cost: "costs 12.3 device-seconds, 8% of the run"; "" where that is not known."""
+    if finding.cost_device_seconds is None:
+        return ""
+    share = f", {finding.cost_share:.0%} of the run" if finding.cost_share is not None else ""
+    return f"costs {describe_seconds(finding.cost_device_seconds)}{share}"
 
 
 _encoder = msgspec.json.Encoder()

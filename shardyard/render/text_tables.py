@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardyard.contract.report import Finding, Pattern, Timing, fields_by_reason
+from shardyard.contract.report import Finding, Pattern, Timing, describe_cost, fields_by_reason
 
 MIN_WIDTH = 80
 INDENT = 2
@@ -100,7 +100,8 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
     if not findings:
         yield "none"
     for finding in findings:
-        yield f"[{finding.severity}] {finding.code}: {finding.message}"
+        cost = describe_cost(finding)
+        yield f"[{finding.severity}] {finding.code}: {finding.message}" + (f" ({cost})" if cost else "")
         yield Padding(plain_text(f"-> {finding.suggestion}"), (0, 0, 0, INDENT))
 
 

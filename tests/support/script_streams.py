@@ -8,6 +8,7 @@ from jobs.model.spec import JobSpec, parse
 from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Loaded, Outcome, Step, Wrapped
 from jobs.splits.lint import _REMEDIES
 from jobs.splits.plan import predict_splits
+from jobs.splits.time_findings import CODES as TIME_CODES
 from shardyard.contract.report import Finding, Report
 from tests.support.record_streams import lease, split, step
 from workers.supervisor.report.script_aggregator import ScriptAggregator
@@ -117,7 +118,7 @@ def began(number: int, at: float, phase: str = "train") -> Began:
 
 
 def findings(report: Report) -> dict[str, Finding]:
-    assert {finding.code for finding in report.findings} <= CODES | set(_REMEDIES)
+    assert {finding.code for finding in report.findings} <= CODES | TIME_CODES | set(_REMEDIES)
     return {finding.code: finding for finding in report.findings}
 
 

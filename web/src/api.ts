@@ -129,6 +129,9 @@ export interface Finding {
   severity: string;
   message: string;
   suggestion: string;
+  numbers?: Record<string, number>;
+  cost_device_seconds?: number | null;
+  cost_share?: number | null;
 }
 
 export interface ReportDevice {

@@ -69,3 +69,15 @@ export function shape(dims: number[] | null | undefined): string {
 export function plural(amount: number, noun: string, several = `${noun}s`): string {
   return `${count(amount)} ${amount === 1 ? noun : several}`;
 }
+
+/** What a finding has cost, where that is known. */
+export function findingCost(one: { cost_device_seconds?: number | null; cost_share?: number | null }): string {
+  const seconds = one.cost_device_seconds;
+  if (seconds === undefined || seconds === null) {
+    return "";
+  }
+  const digits = seconds < 10 ? 2 : seconds < 100 ? 1 : 0;
+  const spent = seconds >= 3600 ? `${(seconds / 3600).toFixed(1)} device-hours` : `${seconds.toFixed(digits)} device-seconds`;
+  const share = one.cost_share === undefined || one.cost_share === null ? "" : `, ${Math.round(100 * one.cost_share)}% of the run`;
+  return `(costs ${spent}${share})`;
+}

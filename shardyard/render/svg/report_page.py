@@ -6,7 +6,15 @@ It shows the findings, then the split as a picture, then its cost.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardyard.contract.report import DeviceMeasures, Finding, Report, ReportDevice, Timing, fields_by_reason
+from shardyard.contract.report import (
+    DeviceMeasures,
+    Finding,
+    Report,
+    ReportDevice,
+    Timing,
+    describe_cost,
+    fields_by_reason,
+)
 from shardyard.render.svg import bar_chart, line_chart
 from shardyard.render.svg.bar_chart import BarChart
 from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
@@ -127,14 +135,16 @@ def _more_findings(report: Report) -> Markup | None:
 
 
 def _by_weight(report: Report) -> list[Finding]:
-    return sorted(report.findings, key=lambda finding: finding.severity != "warning")
+    return sorted(report.findings, key=lambda one: (one.severity != "warning", -(one.cost_device_seconds or 0.0)))
 
 
 def finding_box(finding: Finding) -> Markup:
+    cost = describe_cost(finding)
     return element(
         "div",
         element("span", element("b", finding.severity), " ", finding.code, class_="code"),
         element("p", finding.message, dir="auto"),
+        element("p", cost, class_="muted") if cost else None,
         element("p", element("b", "What to change: "), finding.suggestion, class_="change", dir="auto"),
         class_="finding warning" if finding.severity == "warning" else "finding",
     )

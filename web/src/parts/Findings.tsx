@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 
 import type { Finding } from "../api";
-import { plural } from "../format";
+import { findingCost, plural } from "../format";
 
 /** Findings that are there at once, so that the split stays in sight below them. */
 const FIRST = 3;
@@ -19,6 +19,7 @@ export function Findings(props: { findings: Finding[]; running: boolean }) {
         {shown.map((one) => (
           <li key={one.code + one.message} class={one.severity}>
             <span class="tag">{one.code}</span> <span dir="auto">{one.message}</span>
+            {findingCost(one) && <span class="muted"> {findingCost(one)}</span>}
             {one.suggestion && <div class="do" dir="auto">→ {one.suggestion}</div>}
           </li>
         ))}

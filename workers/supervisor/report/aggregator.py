@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import msgspec
 
-from jobs.model.spec import JobSpec
+from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.protocol.records import (
     AnyRecord,
     BatchSplit,
@@ -26,6 +26,8 @@ from jobs.protocol.records import (
 )
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
+from jobs.splits.ranking import rank_findings
+from jobs.splits.time_findings import TimedRun, find_time_problems
 from jobs.splits.verdict import describe_run
 from shardyard.contract.report import Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import notes
@@ -245,6 +247,7 @@ class Aggregator(ABC):
             complete = self._processes.succeeded
             prediction, remark = check_prediction(self._prediction, patterns, complete=complete, overflowed=overflowed)
         findings, seen = self._find_problems(patterns, final, last_line, now)
+        findings = rank_findings([*findings, *find_time_problems(measures, self._describe_timed_run(walls_ms))])
         devices, what_if = measures.devices(walls_ms), measures.what_if(walls_ms)
         report = Report(
             job_id=subject.job_id,
@@ -284,6 +287,22 @@ class Aggregator(ABC):
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
     ) -> tuple[Sequence[Finding], ScriptObservations | None]:
         """The findings, and what was seen of a script; None of a recipe."""
+
+    def _describe_timed_run(self, walls_ms: Sequence[float | None]) -> TimedRun:
+        spec, lease, main = self._subject.spec, self._subject.lease, self._counts.main_phase
+        recipe = spec.program if isinstance(spec.program, RecipeProgram) else None
+        straggler = recipe.straggler if recipe is not None else None
+        return TimedRun(
+            scatters=self._use.scatters,
+            virtual=self._subject.virtual,
+            is_script=recipe is None,
+            ranks=[self._rank_of_device(device.logical) for device in lease],
+            nodes=[device.node for device in lease],
+            walls_ms=walls_ms,
+            num_workers=recipe.data.num_workers if recipe is not None else None,
+            straggler=None if straggler is None else straggler.device if straggler.rank is None else straggler.rank,
+            is_work_alike=not any(one.shapes_vary for one in self._counts.patterns.to_report() if one.phase == main),
+        )
 
     def _walls_ms(self, now: float | None) -> list[float | None]:
         """For each device how long the program of its rank has run."""

@@ -1,0 +1,37 @@
+"""The order of findings, and suggestions that do not contradict each other."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shardyard.contract.report import Finding
+
+#: How suggestions name the size of a batch.
+_BATCH_WORDS = (
+    "program.data.batch_size",
+    "batch_size in your DataLoader",
+    "the model's batches of",
+    " rows on each rank",
+)
+
+
+def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Warnings first, then what costs most. The first suggestion of another batch size stands for itself, and each
+    that follows says instead of which one it is."""
+    ranked = sorted(findings, key=lambda one: (one.severity != "warning", -(one.cost_device_seconds or 0.0)))
+    first = next((one for one in ranked if _resizes_batch(one)), None)
+    if first is None:
+        return ranked
+    return [_put_behind(one, first) for one in ranked]
+
+
+def _resizes_batch(finding: Finding) -> bool:
+    return any(words in finding.suggestion for words in _BATCH_WORDS)
+
+
+def _put_behind(finding: Finding, first: Finding) -> Finding:
+    if finding is first or not _resizes_batch(finding) or finding.suggestion == first.suggestion:
+        return finding
+    return msgspec.structs.replace(
+        finding, suggestion=f"instead of what is suggested for {first.code}: {finding.suggestion}"
+    )

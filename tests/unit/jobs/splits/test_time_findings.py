@@ -1,0 +1,119 @@
+"""Slow devices, slow input, slow communication: planted ones are named with their cause, and quiet runs have none."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from jobs.splits.time_findings import CODES
+from shardyard.contract.report import Finding
+from tests.support.timed_streams import Machine, Plant, ddp_run, dp_run
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
+
+#: Devices that are alike, as those of one server are.
+EVEN = Machine(drift=0.005)
+RUNS: dict[str, tuple[Callable[..., RecipeAggregator], int]] = {
+    "ddp on 2": (ddp_run, 2),
+    "ddp on 4": (ddp_run, 4),
+    "dp on 3": (dp_run, 3),
+}
+CAUSES = {"wait": "input", "forward": "compute", "backward": "compute"}
+
+
+def found(told: RecipeAggregator, *, final: bool = True) -> list[Finding]:
+    return [finding for finding in told.make_report(final=final).findings if finding.code in CODES]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("part", CAUSES)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_planted_slow_device_is_named_with_its_cause_and_its_twin_is_not(name: str, part: str, share: float) -> None:
+    run, devices = RUNS[name]
+    (finding,) = found(run(devices, 500, 7, Plant(1, part, share), EVEN))
+
+    assert (finding.code, finding.numbers["device"]) == ("slow-device", 1)
+    assert f"(cause: {CAUSES[part]})" in finding.message
+    assert "from the beginning on" in finding.message
+    assert finding.numbers["ratio"] == pytest.approx(1 + share * EVEN.step_ms / 17.4, rel=0.05)
+    assert finding.severity == ("warning" if finding.numbers["ratio"] >= 1.2 else "info")
+    lost = 500 * share * EVEN.step_ms * (devices - 1) / 1000
+    assert finding.cost_device_seconds == pytest.approx(lost, rel=0.4)
+    assert found(run(devices, 500, 7, None, EVEN)) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_device_that_became_slow_is_told_from_one_that_always_was(name: str) -> None:
+    run, devices = RUNS[name]
+    (finding,) = found(run(devices, 1000, 3, Plant(0, "forward", 0.5, since=600), EVEN), final=False)
+
+    assert finding.numbers["since_step"] == pytest.approx(600, abs=40)
+    assert "since step" in finding.message
+
+
+def test_a_slow_device_is_named_from_the_twentieth_step_on() -> None:
+    slow = replace(EVEN, forward=60.0, backward=110.0)
+    assert found(ddp_run(2, 19, 0, Plant(1, "forward", 0.9), slow), final=False) == []
+    assert [one.code for one in found(ddp_run(2, 20, 0, Plant(1, "forward", 0.9), slow), final=False)] == [
+        "slow-device"
+    ]
+
+
+def test_a_slow_phase_that_is_over_is_not_a_slow_device() -> None:
+    machine = replace(EVEN, hiccups=0.05)
+    assert found(ddp_run(2, 400, 1, None, machine)) == []
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_quiet_runs_have_no_finding_about_time(block: int) -> None:
+    for seed in range(20 * block, 20 * (block + 1)):
+        chance = random.Random(seed)
+        machine = Machine(
+            wait=0.05,
+            forward=chance.uniform(0.2, 8),
+            backward=chance.uniform(0.4, 15),
+            comm=chance.uniform(0.1, 1),
+            optimizer=0.3,
+            spread=chance.choice([0.05, 0.15, 0.3]),
+            drift=chance.choice([0.01, 0.02]),
+            hiccups=chance.choice([0, 0.005, 0.02]),
+        )
+        run, devices = chance.choice(list(RUNS.values()))
+        assert found(run(devices, chance.choice([25, 60, 200]), seed, None, machine)) == [], seed
+
+
+def test_a_run_that_waits_for_its_input_says_how_many_loaders_would_keep_up() -> None:
+    (finding,) = found(ddp_run(2, 300, 0, None, replace(EVEN, wait=50.0)))
+
+    assert (finding.code, finding.severity) == ("input-bound", "warning")
+    assert finding.numbers["num_workers"] == 0
+    assert finding.numbers["num_workers_needed"] == 3  # 50 ms for a batch, and 20 ms for the rest of a step
+    assert finding.suggestion == "set program.data.num_workers to 3 (now 0), or make a batch cheaper"
+
+
+def test_communication_that_nothing_hides_is_found() -> None:
+    (finding,) = found(ddp_run(4, 300, 0, None, replace(EVEN, comm=20.0), kind="cuda"))
+
+    assert (finding.code, finding.severity) == ("communication-bound", "warning")
+    assert finding.numbers["share"] == pytest.approx(0.5, abs=0.06)
+    assert found(ddp_run(4, 300, 0, None, replace(EVEN, comm=1.0), kind="cuda")) == []
+
+
+def test_copying_that_takes_longer_than_dividing_wins_is_found() -> None:
+    (finding,) = found(dp_run(3, 300, 0, None, replace(EVEN, comm=80.0)))
+
+    assert finding.code == "more-devices-are-slower"
+    assert finding.numbers["devices_ms"] > finding.numbers["one_device_ms"]
+    assert "one device would need" in finding.message
+
+
+def test_a_device_with_fewer_rows_is_not_slow_because_each_of_them_takes_longer() -> None:
+    from tests.support.record_streams import aggregator, split, step
+    from tests.support.specs import make_spec
+
+    told = aggregator(make_spec("ddp", 3, 10), None)
+    for rank, rows in enumerate((10, 10, 2)):
+        told.add_record(rank, split(0, [rank], [rows]))
+        for number in range(200):
+            told.add_record(rank, step(number, [0], [rows], forward_ms=(10.0 + rows,), backward_ms=(20.0,)))
+    assert found(told) == []
