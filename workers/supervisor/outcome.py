@@ -9,6 +9,7 @@ from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig
+from workers.supervisor.child_errors import describe_child_error, find_child_error
 from workers.supervisor.error_hints import FailureContext, explain_error
 from workers.supervisor.oom import count_oom_kills
 
@@ -27,6 +28,8 @@ class AttemptOutcome:
 LEASE_LOST = AttemptOutcome(StateReason.LEASE_EXPIRED, "the lease was lost")
 #: The exit code of a program that refuses its arguments; the last line of its stderr says why.
 EXIT_USAGE = 2
+#: Between the traceback of a launcher's child and the launcher's own.
+CHILD_OF = "The process above was started by the program, which then failed:"
 _REASONS = {
     "code_error": StateReason.CODE_ERROR,
     "out_of_memory": StateReason.OUT_OF_MEMORY,
@@ -75,7 +78,11 @@ def _outcome_of_report(rank: RankHandle, outcome: Outcome) -> AttemptOutcome:
     message = outcome.message
     if outcome.exit_code == EXIT_USAGE and not outcome.traceback and (line := _last_stderr_line(rank)):
         message += f": {line}"
-    message, traceback = _clean_text(message), _clean_text(outcome.traceback)
+    trace = outcome.traceback
+    child = find_child_error(message, trace, rank.stderr_tail.decode(errors="replace"))
+    if child is not None:
+        message, trace = describe_child_error(message, trace, child), f"{child.traceback}\n{CHILD_OF}\n\n{trace}"
+    message, traceback = _clean_text(message), _clean_text(trace)
     error = _error_of(rank, message) | {"exit_code": outcome.exit_code, "traceback": traceback or None}
     return AttemptOutcome(_REASONS.get(outcome.kind, StateReason.RANK_FAILED), f"rank {rank.number}: {message}", error)
 

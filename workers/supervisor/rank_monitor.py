@@ -64,8 +64,8 @@ UNSEEN = (
 )
 #: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
 TICK_SECONDS = 0.1
-#: How much of the end of a rank's stderr is kept for its last line.
-LAST_WORDS_BYTES = 2048
+#: How much of the end of a rank's stderr is kept: for its last line, and for tracebacks of what it started.
+LAST_WORDS_BYTES = 32 * 1024
 #: The death of a rank that is dying may be visible this much later than the broken connection that it gave its peers.
 DEATH_SECONDS = 2.0
 #: Share of the lease without a renewal after which the supervisor kills its own ranks.

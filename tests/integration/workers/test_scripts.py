@@ -69,6 +69,33 @@ def test_an_installed_module_runs_what_the_bundle_has(service: Service) -> None:
     assert service.text(job).splitlines()[-1] == "1 ['--x']"
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "words"),
+    [
+        (
+            "torch.distributed.run",
+            ("--standalone", "--nproc-per-node", "2", "child.py"),
+            "child.py failed on rank 1 with exit code 1: ValueError: the cause",
+        ),
+        ("parent.py", (), "returned non-zero exit status 1: ValueError: the cause"),
+    ],
+)
+def test_a_launcher_that_fails_of_a_child_names_it_with_its_traceback(
+    service: Service, entrypoint: str, args: tuple[str, ...], words: str
+) -> None:
+    files = {
+        "parent.py": "import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'], check=True)",
+        "child.py": "import os\nif os.environ.get('RANK') != '0': raise ValueError('the cause')",
+    }
+    error = service.ended(service.run_script(files, *args, entrypoint=entrypoint)).error
+    assert error is not None
+    assert error["message"].endswith(words)
+    child, _, launcher = error["traceback"].partition("was started by the program")
+    assert "child.py" in child
+    assert child.count("ValueError: the cause") == 1
+    assert "Error" in launcher
+
+
 def test_a_script_starts_in_the_directory_that_is_asked_for(service: Service) -> None:
     files = {
         "mnist/main.py": "import near, os; print(open('../data/rows.txt').read(), os.path.basename(os.getcwd()))",
