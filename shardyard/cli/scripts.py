@@ -34,6 +34,9 @@ REQUIREMENTS = ("requirements.txt", "environment.yml", "environment.yaml")
 #: What a script for torchrun reads, or takes from an older launcher.
 _TORCHRUN = re.compile(r"\bLOCAL_RANK\b|--local[-_]rank\b")
 MAX_READ_BYTES = 1024 * 1024
+#: How programs say that a file is not there, in Python's words and in those of libraries; and a module.
+_MISSING = re.compile(r"No such file|[Nn]ot found|(does not|doesn't) exist|[Cc](annot|an't|ould not) (find|open)")
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -277,11 +280,16 @@ def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: F
 def _missing_file_notes(status: JobStatus, chosen: FileSelection) -> Iterator[str]:
     """Hints at files that a failed script did not find because they were not sent."""
     words = (status.error or {}).get("message") or ""
-    if "No such file or directory" not in words:
+    module = _NO_MODULE.search(words)
+    if module is None and not _MISSING.search(words):
         return
     for one in chosen.left_out:
         path = one.path.rstrip("/")
-        if re.search(rf"['\"/]{re.escape(path)}['\"/]", words):
+        if module is not None:
+            is_named = path.removesuffix(".py").replace("/", ".") == module[1]
+        else:
+            is_named = re.search(rf"(^|['\"/\s]){re.escape(path)}($|['\"/\s:,.])", words) is not None
+        if is_named:
             remedy = f"; --include {escape_path(path)} sends it" if one.why == ".gitignore" else ""
             yield f"{escape_path(one.path)} was not sent ({one.why}){remedy}"
 
