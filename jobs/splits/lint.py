@@ -194,7 +194,7 @@ def _suggest_change(spec: JobSpec, rows: int | None, code: str) -> str:
         working = (change for change in candidates(spec, rows) if _change_helps(spec, change, rows, code))
         best = list(islice(working, 2))
         if best:
-            return _describe_changes(best)
+            return _describe_changes(best) + _describe_dropped(spec, best[0], rows)
     return _WITHOUT_A_SETTING[code]
 
 
@@ -233,6 +233,14 @@ def _describe_changes(changes: Sequence[_Change]) -> str:
     kept = [f"{path} to {msgspec.json.encode(value).decode()}" for path, value in first.items() if value is not None]
     left_out = [path for path, value in first.items() if value is None]
     return f"set {' and '.join(kept)}" + (f", and leave out {', '.join(left_out)}" if left_out else "")
+
+
+def _describe_dropped(spec: JobSpec, change: _Change, rows: int | None) -> str:
+    """What a change costs that sets drop_last."""
+    if rows is None or not change.get(_DROP_LAST):
+        return ""
+    used = sum(sum(shards) * times for shards, times in epoch_steps(change_spec(spec, change), rows))
+    return f", which leaves {rows - used} of {rows} rows out of every epoch" if used < rows else ""
 
 
 def _even_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:

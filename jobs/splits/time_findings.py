@@ -26,10 +26,13 @@ MIN_STEPS = 20
 SLOW_FROM, SLOW_WARNING = 1.10, 1.20
 #: By how much a ratio may fall short of that: it is measured on devices that differ a little themselves.
 TOLERANCE = 0.03
+#: The same for a device that became slow: machines' speeds drift.
+ONSET_TOLERANCE = 0.015
 #: A slow device's ratio is more than this in nearly all windows.
 SLOW_IN_WINDOW, NEARLY_ALL = 1.02, 0.8
-#: Fewer windows than these need a large ratio, since their noise is not known.
-FEW_WINDOWS, NOISE_OF_FEW = 6, 0.10
+#: Fewer windows than these need a large ratio, since their noise is not known; and a larger one where it is about
+#: backward, of which a window has one measurement or two.
+FEW_WINDOWS, NOISE_OF_FEW, NOISE_OF_FEW_BACKWARDS = 6, 0.10, 0.20
 NOISE_AT_LEAST = 0.03
 #: How many standard errors a slow device is away from its peers.
 MIN_Z = 4.0
@@ -111,6 +114,7 @@ class _Comparison:
     peers_ms: float
     compute_ms: float  # more than the peers
     input_ms: float
+    forward_ms: float  # of it
 
 
 def _find_slow_devices(windows: Sequence[StepWindow], measures: Measures, run: TimedRun) -> list[_SlowDevice]:
@@ -169,9 +173,8 @@ def _compare_devices(window: StepWindow) -> list[_Comparison]:
     devices = range(len(window.rows))
     compute = [window.compute(device) for device in devices]
     busy = [window.busy(device) for device in devices]
-    peers_busy, peers_compute, peers_wait, peers_rows = map(
-        _medians_of_others, (busy, compute, window.wait, window.rows)
-    )
+    columns = busy, compute, window.forward, window.wait, window.rows
+    peers_busy, peers_compute, peers_forward, peers_wait, peers_rows = map(_medians_of_others, columns)
     compared = []
     for device in devices:
         peers_ms = peers_busy[device]
@@ -180,7 +183,9 @@ def _compare_devices(window: StepWindow) -> list[_Comparison]:
         own = min(compute[device], at_equal_rows)
         ratio = (own + window.wait[device]) / peers_ms if peers_ms else 1.0
         excess = own - peers_compute[device], window.wait[device] - peers_wait[device]
-        compared.append(_Comparison(window, ratio, peers_ms, *excess))
+        compared.append(
+            _Comparison(window, ratio, peers_ms, *excess, forward_ms=window.forward[device] - peers_forward[device])
+        )
     return compared
 
 
@@ -211,8 +216,11 @@ def _slow_since(device: int, history: Sequence[_Comparison], noise: float) -> _S
     if not since:
         return None
     ratios = [one.ratio for one in since]
+    if len(history) < FEW_WINDOWS and _is_about_backward(since):
+        noise = max(noise, NOISE_OF_FEW_BACKWARDS)
     ratio, error = median(ratios), 1.25 * noise / math.sqrt(len(since))
-    if ratio + TOLERANCE < SLOW_FROM or ratio - 1 < MIN_Z * error or not _is_mostly_slow(ratios):
+    tolerance = ONSET_TOLERANCE if onset else TOLERANCE
+    if ratio + tolerance < SLOW_FROM or ratio - 1 < MIN_Z * error or not _is_mostly_slow(ratios):
         return None
     steps = [one.window.steps for one in since]
     elapsed_ms = sum(one.window.cycle_ms * one.window.steps for one in since)
@@ -241,6 +249,11 @@ def _typical_times(since: Sequence[_Comparison]) -> tuple[float, float, float]:
         median(one.input_ms for one in since),
         median(one.peers_ms for one in since),
     )
+
+
+def _is_about_backward(since: Sequence[_Comparison]) -> bool:
+    measured_ms = sum(one.input_ms + one.forward_ms for one in since)
+    return measured_ms < sum(one.compute_ms - one.forward_ms for one in since)
 
 
 def _is_mostly_slow(ratios: Sequence[float]) -> bool:

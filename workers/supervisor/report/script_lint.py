@@ -317,12 +317,18 @@ def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_load
     if not by_loader:
         return "make every batch size a multiple of the number of devices"
     if _is_even(size, devices, rows, drop_last=True):
-        return "pass drop_last=True to your DataLoader"
+        return "pass drop_last=True to your DataLoader" + _describe_dropped(size, rows)
     fits = _fitting_sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=True))
     if fits:
         return f"{subject} {' or '.join(map(str, fits))} and pass drop_last=True"
     fewer = next((n for n in range(devices - 1, 0, -1) if _is_even(size, n, rows, drop_last=False)), None)
     return f"ask for {count_of(fewer, 'device')}" if fewer is not None else "use batches of at least one row a device"
+
+
+def _describe_dropped(size: int, rows: int | None) -> str:
+    if rows is None or not rows % size:
+        return ""
+    return f", which leaves {rows % size:,} of {rows:,} rows out of every pass"
 
 
 def _fitting_sizes(size: int, devices: int, rows: int | None, fits: Callable[[int], bool]) -> list[int]:

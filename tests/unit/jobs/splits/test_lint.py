@@ -25,6 +25,7 @@ def observed(rows: tuple[int, ...], steps: int = 1) -> Pattern:
 
 def followed(spec: JobSpec, suggestion: str) -> Iterator[JobSpec]:
     """Every spec that a reader of a suggestion might submit, read from its words alone."""
+    suggestion = suggestion.partition(", which leaves ")[0]
     asked, _, left_out = suggestion.removeprefix("set ").partition(", and leave out ")
     changes: list[tuple[str, list[Any]]] = []
     for setting in asked.split(" and "):
