@@ -351,6 +351,7 @@ class Measures:
             optimizer_ms=optimizer,
             other_ms=other,
             wall_ms=None if wall_ms is None else round(wall_ms, 4),
+            rows_per_second=_rows_per_second(device),
         )
 
     def _comm(self, device: _DeviceSums) -> Timing | None:
@@ -609,6 +610,21 @@ def _add_columns(column: Column, other: Column) -> list[float]:
 def _across_devices(take: Callable[[Iterable[float]], float], columns: Sequence[Sequence[float]]) -> list[float]:
     """The greatest or least of all devices, step by step."""
     return list(map(take, zip(*columns, strict=True)))
+
+
+def sum_rates(devices: Sequence[DeviceMeasures]) -> float | None:
+    """The rows per second of all devices together; `None` where that of one is not known."""
+    rates = [device.rows_per_second for device in devices]
+    known = [rate for rate in rates if rate is not None]
+    return round(sum(known), 3) if known and len(known) == len(rates) else None
+
+
+def _rows_per_second(device: _DeviceSums) -> float | None:
+    """By the clock, as far as the time from step to step is known: not of the first one, which ends the start."""
+    if device.uncounted_steps or not device.steps or not device.cycles_ms:
+        return None
+    rows = device.rows * device.other.count / device.steps
+    return round(1000.0 * rows / device.cycles_ms, 3)
 
 
 def _ms_per_row(device: _DeviceSums) -> float | None:

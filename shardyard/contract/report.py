@@ -66,7 +66,8 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
     The times are disjoint parts of `wall_ms`, how long the device's program has run: `data_wait_ms` for batches,
     `forward_ms` and `backward_ms` of its own work, `comm_ms` of communication that no work hides, waiting for the
     slowest device included, `optimizer_ms`, and `other_ms` for the rest. Virtual devices of one process work in turn;
-    their times are as if they had worked at once.
+    their times are as if they had worked at once. `rows_per_second` is by the clock, over the main phase's steps with
+    what lies between them.
     """
 
     device: int
@@ -83,6 +84,7 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
     optimizer_ms: Timing | None = None
     other_ms: Timing | None = None
     wall_ms: float | None = None
+    rows_per_second: float | None = None
 
 
 class PrimitiveTimings(msgspec.Struct, frozen=True):
@@ -184,6 +186,7 @@ class Report(msgspec.Struct, frozen=True):
     resumed: Resumed | None = None
     what_if: WhatIf | None = None
     verdict: str = ""  # one sentence on the whole run
+    rows_per_second: float | None = None  # of all devices together
 
 
 #: The disjoint parts of a device's wall time.

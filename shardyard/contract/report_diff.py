@@ -83,6 +83,7 @@ class DevicePair(msgspec.Struct, frozen=True):
     optimizer_ms: ValuePair
     other_ms: ValuePair
     wall_ms: ValuePair
+    rows_per_second: ValuePair
 
 
 class PrimitivePairs(msgspec.Struct, frozen=True):

@@ -92,6 +92,8 @@ def _device_table(report: Report, width: int) -> Iterator[RenderableType]:
             format_bytes(measures.memory_peak_bytes),
         )
     yield table
+    if report.rows_per_second is not None:
+        yield f"{format_measure(report.rows_per_second)} rows/s together"
 
 
 def _part_table(report: Report, width: int) -> Iterator[RenderableType]:

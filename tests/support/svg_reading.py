@@ -29,10 +29,10 @@ def changed(found: Report, **fields: Any) -> Report:
 def of_earlier_version(found: Report) -> Report:
     """As the report would have been before its times were those of all steps."""
     body = json.loads(encode_report(found))
-    for added in ("what_if", "verdict"):
+    for added in ("what_if", "verdict", "rows_per_second"):
         del body[added]
     for device in body["per_device"]:
-        for added in ("optimizer_ms", "other_ms", "wall_ms"):
+        for added in ("optimizer_ms", "other_ms", "wall_ms", "rows_per_second"):
             del device[added]
         for timing in device.values():
             if isinstance(timing, dict):

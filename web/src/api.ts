@@ -122,6 +122,7 @@ export interface DeviceMeasures {
   optimizer_ms?: Timing | null;
   other_ms?: Timing | null;
   wall_ms?: number | null;
+  rows_per_second?: number | null;
 }
 
 export interface Finding {
@@ -169,6 +170,7 @@ export interface Report {
   findings: Finding[];
   notes: Record<string, string>;
   verdict?: string;
+  rows_per_second?: number | null;
 }
 
 export interface Plan {

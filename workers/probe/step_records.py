@@ -257,13 +257,15 @@ class SplitRegistry:
 class RunReporter:
     """Reports what belongs to a run and not to one of its steps: notes, series, and counts of what was seen."""
 
-    def __init__(self, sink: RecordSink, rank: int, world_size: int) -> None:
+    def __init__(self, sink: RecordSink, rank: int, world_size: int, device: int | None) -> None:
+        """`device`: the only one of this rank."""
         self.rank, self.world_size = rank, world_size
         self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = 0
         self._sink = sink
         self._notes: set[tuple[str, str]] = set()
         self._activity_sent = self._rate_sent = time.perf_counter()
         self._rows_since_rate = 0
+        self._device = device
 
     def note(self, where: str, reason: str) -> None:
         """Send, once, why a field of the report is null, or what its reader must know."""
@@ -279,13 +281,19 @@ class RunReporter:
             self._sink.emit(MetricSample(-1, "learning_rate", self.steps, rate, time.time()))
 
     def add_rows(self, rows: int, step: int, now: float) -> None:
-        """Count the rows of a train step; rank 0 sends their rate about once a second."""
+        """Count the rows of a train step, and send their rate about once a second: rank 0 that of all ranks, and each
+        rank of a group that of its own device."""
         self._rows_since_rate += rows
         elapsed = now - self._rate_sent
-        if elapsed >= RATE_SECONDS and self.rank == 0 and self._rows_since_rate:
+        if elapsed < RATE_SECONDS or not self._rows_since_rate:
+            return
+        if self.world_size > 1 and self._device is not None:
+            own = self._rows_since_rate / elapsed
+            self._sink.emit(MetricSample(self._device, "rows_per_second", step, own, time.time()))
+        if self.rank == 0:
             rate = self._rows_since_rate * self.world_size / elapsed
             self._sink.emit(MetricSample(-1, "rows_per_second", step, rate, time.time()))
-            self._rows_since_rate, self._rate_sent = 0, now
+        self._rows_since_rate, self._rate_sent = 0, now
 
     def send_activity_if_due(self, now: float) -> None:
         if now - self._activity_sent > ACTIVITY_SECONDS:

@@ -64,7 +64,8 @@ class Tracker:
         self.torch = torch
         self.threads = threads
         self.models = ModuleRegistry()
-        self.reporter = RunReporter(context.sink, context.rank, context.world_size)
+        only = context.devices[0].logical if len(context.devices) == 1 else None
+        self.reporter = RunReporter(context.sink, context.rank, context.world_size, only)
         self.devices = ProcessDevices(context, torch, self.reporter, rehearsed=rehearsed)
         self.ddp_timer = DdpTimer(torch, self.reporter)
         sender = StepSender(context.sink, self.reporter, self.devices, self.models, self.ddp_timer, first_split)

@@ -286,7 +286,7 @@ def _count_rows(batch: Any) -> int:
 
 
 class _RateReporter:
-    """Rows per second over all ranks, sent by rank 0 about once a second."""
+    """Rows per second, about once a second: rank 0 sends those of all ranks, and each rank of a group its own."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
@@ -297,10 +297,14 @@ class _RateReporter:
         for batch in batches:
             self._rows += _count_rows(batch)
         passed = time.perf_counter() - self._since
-        if passed >= RATE_SECONDS and self._run.context.rank == 0 and self._rows:
-            rate = self._rows * self._run.context.world_size / passed
-            self._run.strategy.recorder.send_metric("rows_per_second", self._run.progress.steps_done - 1, rate)
-            self._rows, self._since = 0, time.perf_counter()
+        if passed < RATE_SECONDS or not self._rows:
+            return
+        context, step, rate = self._run.context, self._run.progress.steps_done - 1, self._rows / passed
+        if context.world_size > 1:
+            self._run.strategy.recorder.send_metric("rows_per_second", step, rate, context.devices[0].logical)
+        if context.rank == 0:
+            self._run.strategy.recorder.send_metric("rows_per_second", step, rate * context.world_size)
+        self._rows, self._since = 0, time.perf_counter()
 
 
 def make_outline(run: TrainingRun) -> Outline:

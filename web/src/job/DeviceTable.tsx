@@ -11,11 +11,12 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
   const peaks = report.per_device.map((one) => one.memory_peak_bytes);
   const most = Math.max(...peaks.map((peak) => peak ?? 0), ...report.devices.map((one) => one.memory_total_bytes ?? 0));
   const measured = peaks.some((peak) => peak != null);
+  const rated = report.per_device.some((one) => one.rows_per_second != null);
   return (
     <>
-      <h2>Devices {skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
+      <h2>Devices {report.rows_per_second != null && <small>{number(report.rows_per_second)} rows/s together </small>}{skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
       <div class="scroll devices" tabIndex={0} role="group" aria-label="Devices in numbers"><table>
-        <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{measured && <th scope="col">Peak memory</th>}</tr></thead>
+        <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{rated && <th class="n" scope="col">Rows/s</th>}{measured && <th scope="col">Peak memory</th>}</tr></thead>
         <tbody>
           {report.per_device.map((one) => {
             const device = report.devices.find((found) => found.device === one.device);
@@ -29,6 +30,7 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
                 </td>
                 <td class="n">{count(one.rows)}</td><td class="n">{percent(one.share)}</td><td class="n">{count(one.steps)}</td>
                 <td class="n">{one.idle_steps ? <b>{count(one.idle_steps)}</b> : 0}</td><td class="n">{number(one.ms_per_row)}</td>
+                {rated && <td class="n">{number(one.rows_per_second)}</td>}
                 {measured && (
                   <td>
                     <progress max={most} value={one.memory_peak_bytes ?? 0} aria-label={`peak memory of device ${one.device}: ${bytes(one.memory_peak_bytes)}`} />

@@ -28,6 +28,7 @@ from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
 from jobs.splits.ranking import rank_findings
 from jobs.splits.time_findings import TimedRun, find_time_problems
+from jobs.splits.timings import sum_rates
 from jobs.splits.verdict import describe_run
 from shardyard.contract.report import Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import notes
@@ -268,6 +269,7 @@ class Aggregator(ABC):
             resumed=self._resumed,
             what_if=what_if,
             verdict=describe_run(devices, what_if),
+            rows_per_second=sum_rates(devices),
         )
         facts = NoteFacts(
             seen=seen,

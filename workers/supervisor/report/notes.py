@@ -173,7 +173,7 @@ def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteF
         return f"no {facts.counts.main_phase} step has been seen"
     if facts.counts.crowded and field.startswith(("per_device.", "balance.")):
         return "several processes used one device at the same time"
-    if field == "per_device.ms_per_row" and any(device.rows is None for device in report.per_device):
+    if field in _RATES and any(device.rows is None for device in report.per_device):
         return _UNCOUNTED
     if _only_idle_lack(report, field):
         return "a device that got no rows has none"
@@ -196,6 +196,7 @@ _NEEDS_TWO = frozenset(
     {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives", "what_if"}
 )
 
+_RATES = frozenset({"per_device.ms_per_row", "per_device.rows_per_second", "rows_per_second"})
 _UNCOUNTED = "the rows of some batch could not be counted"
 _UNMEASURED = "there was no step in which every device was measured"
 _DEFAULT_REASONS = {
@@ -205,6 +206,8 @@ _DEFAULT_REASONS = {
     "per_device.optimizer_ms": "no step of an optimizer was seen",
     "per_device.other_ms": "it is not known how long the program has run",
     "per_device.wall_ms": "it is not known how long the program has run",
+    "per_device.rows_per_second": "there were not two steps whose distance is known",
+    "rows_per_second": "there were not two steps whose distance is known",
     "what_if": "there was no step in which the time of every device is known",
     "devices.memory_total_bytes": "no rank has reported on the device yet",
 }
@@ -222,6 +225,8 @@ def _null_paths(report: Report) -> Iterator[str]:
         yield "prediction.matches"
     if report.what_if is None:
         yield "what_if"
+    if report.rows_per_second is None:
+        yield "rows_per_second"
 
 
 def _only_idle_lack(report: Report, field: str) -> bool:

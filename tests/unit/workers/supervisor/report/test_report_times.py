@@ -118,6 +118,17 @@ def test_ranks_that_are_alike_have_nothing_to_gain() -> None:
     assert report.what_if.ratio == pytest.approx(1.0)
 
 
+def test_throughput_is_rows_by_the_clock_without_the_start() -> None:
+    report = ddp_report(input_ms=(0.0, 30.0), measure_every=10)
+    rates = [one.rows_per_second for one in report.per_device]
+    assert rates == pytest.approx([1000 * (one.rows or 0) / (STEPS * 43.0) for one in report.per_device])
+    assert report.rows_per_second == pytest.approx(sum(rate or 0 for rate in rates))
+    in_turn = dp_report((10.0, 20.0))  # ten rows each
+    assert in_turn.rows_per_second == pytest.approx(1000 * 20 / (30.0 + 3.0 + OPTIMIZER_MS + LOOP_MS), rel=1e-4)
+    empty = aggregator(make_spec("dp", 2, 20), None).make_report(final=True)
+    assert (empty.rows_per_second, "rows_per_second" in empty.notes) == (None, True)
+
+
 def dp_report(ms: Sequence[float]) -> Report:
     """Virtual devices under dp, whose work one process does in turn."""
     told = aggregator(make_spec("dp", len(ms), 10 * len(ms)), None)
