@@ -4,13 +4,23 @@ A rank looks at one byte of it after each step, which costs less than a pipe tha
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
+from typing import Protocol
 
 #: The number of the requested profile (0: none), and how many steps it is to record.
 NUMBER, STEPS = 0, 1
 _BYTES = 2
-RequestBytes = bytes | mmap.mmap
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class RequestBytes(Protocol):
+    """The bytes of a request."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+
 #: What a process sees that cannot be asked for a profile.
 NO_REQUEST: RequestBytes = bytes(_BYTES)
 
@@ -29,11 +39,12 @@ def show_request(fd: int, number: int, steps: int) -> None:
 
 
 def map_request(fd: int) -> RequestBytes:
-    """The request as a rank sees it. The descriptor is closed: the memory stays mapped."""
-    try:
-        return mmap.mmap(fd, mmap.PAGESIZE, prot=mmap.PROT_READ)
-    except (OSError, ValueError):
-        return NO_REQUEST
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    """The request as a rank sees it. The descriptor is closed: the memory stays mapped. Not by `mmap.mmap`, which keeps
+    a descriptor of its own, where a program does not expect one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    return NO_REQUEST if address in (None, _FAILED) else (ctypes.c_ubyte * _BYTES).from_address(address)
