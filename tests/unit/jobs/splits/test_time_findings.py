@@ -8,6 +8,9 @@ import pytest
 
 from jobs.splits.time_findings import CODES
 from shardyard.contract.report import Finding
+from tests.support import script_streams
+from tests.support.record_streams import aggregator, split, step
+from tests.support.specs import make_spec
 from tests.support.timed_streams import Machine, Plant, ddp_run, dp_run
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
@@ -59,7 +62,7 @@ def test_a_slow_device_is_named_from_the_twentieth_step_on() -> None:
     ]
 
 
-def test_a_slow_phase_that_is_over_is_not_a_slow_device() -> None:
+def test_hiccups_that_strike_one_device_and_then_another_are_no_finding() -> None:
     machine = replace(EVEN, hiccups=0.05)
     assert found(ddp_run(2, 400, 1, None, machine)) == []
 
@@ -108,12 +111,22 @@ def test_copying_that_takes_longer_than_dividing_wins_is_found() -> None:
 
 
 def test_a_device_with_fewer_rows_is_not_slow_because_each_of_them_takes_longer() -> None:
-    from tests.support.record_streams import aggregator, split, step
-    from tests.support.specs import make_spec
-
     told = aggregator(make_spec("ddp", 3, 10), None)
     for rank, rows in enumerate((10, 10, 2)):
         told.add_record(rank, split(0, [rank], [rows]))
         for number in range(200):
             told.add_record(rank, step(number, [0], [rows], forward_ms=(10.0 + rows,), backward_ms=(20.0,)))
     assert found(told) == []
+
+
+@pytest.mark.parametrize("slow_ms", [0.0, 30.0])
+def test_a_script_has_the_same_findings(slow_ms: float) -> None:
+    script = script_streams.told("ddp", 2)
+    for rank in range(2):
+        waits = slow_ms if rank else 0.4
+        steps = [step(number, [0], [8], data_wait_ms=waits, forward_ms=(6.0,)) for number in range(100)]
+        script_streams.feed(script, [script_streams.joined(rank, 2), split(0, [rank], [8]), *steps], rank)
+    slow = [one for one in script.make_report(final=False).findings if one.code in CODES]
+
+    assert [one.code for one in slow] == (["slow-device"] if slow_ms else [])
+    assert all("the batches of rank 1 slow" in one.suggestion for one in slow)
