@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from jobs.protocol.records import Activity, Began, Loaded, MetricSample, Note, ProgramProgress, Step
+from jobs.protocol.records import Activity, Began, Joining, Loaded, MetricSample, Note, ProgramProgress, Step
 from tests.process.workers.probe import test_cases as cases
 from tests.support.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.workers.probe.test_loops import network, train_and_evaluate, vectors
@@ -37,7 +37,7 @@ def comparable(seen: Seen) -> list[Any]:
             records.append((record.step, record.phase, record.splits, [time is None for time in times]))
         elif isinstance(record, MetricSample) and record.name != "rows_per_second":
             records.append((record.name, record.step, record.value))
-        elif not isinstance(record, Began | Activity | MetricSample | ProgramProgress):
+        elif not isinstance(record, Began | Joining | Activity | MetricSample | ProgramProgress):
             records.append(msgspec.to_builtins(record))
     notes = [record for record in records if record in [msgspec.to_builtins(note) for note in seen.of(Note)]]
     return sorted(map(str, notes)) + [record for record in records if record not in notes]
