@@ -6,6 +6,7 @@ It never waits for a device: on cuda the times of a step are read when its event
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,17 @@ class _EndCallback:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done(kind is not None)
+
+
+@dataclass(slots=True)
+class _StepMoments:
+    """Moments in seconds, and marks on the first device."""
+
+    began: float = 0.0  # the open step
+    last_ended: float | None = None  # the step before
+    last_end: Mark = None  # the same on the device
+    forward_end: Mark = None  # of the latest forward
+    backward_end: Mark = None  # of the latest backward of the open step
 
 
 class Recorder:
@@ -62,11 +74,7 @@ class Recorder:
         self._splits = SplitRegistry(context.sink)
         self._next_step = {"train": 0, "eval": 0, "forward": 0}
         self._open_step: TimedStep | None = None
-        self._began = 0.0
-        self._last_ended: float | None = None  # the step before, in seconds, and on the device
-        self._last_end: Mark = None
-        self._forward_end: Mark = None  # of the latest forward on the first device
-        self._backward_end: Mark = None  # of the latest backward of the open step
+        self._moments = _StepMoments()
         self._pending = PendingSteps(context.sink)
         self._notes: set[tuple[str, str]] = set()
 
@@ -77,16 +85,16 @@ class Recorder:
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
         self._open_step = step = TimedStep(number, epoch, phase, data_wait_ms, len(self._devices))
-        self._began, self._backward_end = time.perf_counter(), None
-        if self._on_cuda and self._last_end is not None:
-            step.before.append(Span(self._clock, self._last_end, self._mark(0)))
+        self._moments.began, self._moments.backward_end = time.perf_counter(), None
+        if self._on_cuda and self._moments.last_end is not None:
+            step.before.append(Span(self._clock, self._moments.last_end, self._mark(0)))
         return _EndCallback(lambda failed: self._end_step(step, failed))
 
     def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
         """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
         begin = self._mark(0)
         backward()
-        self._backward_end = end = self._mark(0)
+        self._moments.backward_end = end = self._mark(0)
         step = self._open_step
         if step is None:
             return
@@ -94,8 +102,8 @@ class Recorder:
             step.backward.append(Span(self._clock, begin, end))
             return
         step.joint_backward.append(Span(self._clock, begin, end))
-        if self._forward_end is not None:
-            step.gaps.append(Span(self._clock, self._forward_end, begin))
+        if self._moments.forward_end is not None:
+            step.gaps.append(Span(self._clock, self._moments.forward_end, begin))
 
     def finish(self) -> None:
         """Wait for the times that devices have not reached yet, and send all steps."""
@@ -116,16 +124,16 @@ class Recorder:
 
     def _end_step(self, step: TimedStep, failed: bool) -> None:
         self._open_step = None
-        ended, last, end = time.perf_counter(), self._last_ended, self._mark(0)
-        self._last_ended, self._last_end = ended, end
+        ended, last, end = time.perf_counter(), self._moments.last_ended, self._mark(0)
+        self._moments.last_ended, self._moments.last_end = ended, end
         if failed:
             return
-        step.at, step.step_ms = time.time(), (ended - self._began) * 1000.0
+        step.at, step.step_ms = time.time(), (ended - self._moments.began) * 1000.0
         step.cycle_ms = None if last is None else (ended - last) * 1000.0
         if step.phase == "train":
             step.ddp_times = self.read_ddp_times()
-            if self._backward_end is not None:
-                step.optimizer.append(Span(self._clock, self._backward_end, end))
+            if self._moments.backward_end is not None:
+                step.optimizer.append(Span(self._clock, self._moments.backward_end, end))
         if self._on_cuda and is_sampled(step.number):
             step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
         self._pending.add_step(step)
@@ -202,7 +210,7 @@ class Recorder:
             return
         span = Span(self._clock, begin, self._mark(position))
         if position == 0:
-            self._forward_end = span.end
+            self._moments.forward_end = span.end
         shard = self._shards[position] = self._shards[position] or Shard(input_shape, None, [])
         shard.output_shape = shape_of(outputs)
         shard.spans.append(span)
@@ -257,6 +265,7 @@ class SingleDeviceRecorder(Recorder):
         self._output_shape: Shape | None = None
         self._last_split: tuple[int, ...] = ()
         self._began = 0.0
+        self._last_ended: float | None = None  # the step before
 
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         number = self._next_step[phase]

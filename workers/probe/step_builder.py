@@ -26,7 +26,7 @@ LEFT_OVER = "some forwards in training mode, with gradients, led to no optimizer
 SKIPPED = "GradScaler skipped the optimizer in some steps, since gradients were not finite; these steps are counted"
 
 
-class StepWindow(msgspec.Struct, eq=False):
+class UpdateWindow(msgspec.Struct, eq=False):
     """What has happened since the last step."""
 
     forwards: list[Forward] = []
@@ -44,7 +44,7 @@ class StepBuilder:
         #: Called after a step of one simple forward: with the forward, the phase, and the id of its split.
         self.on_simple_step: Callable[[Forward, str, int], None] = lambda forward, phase, split: None
         self._models = models
-        self._window = StepWindow()
+        self._window = UpdateWindow()
         self._undecided: Forward | None = None  # in eval mode, with gradients: training only if a backward follows
         self._has_manual_updates = False  # gradients are made, and no optimizer uses them
         self._is_blind = False  # there are optimizers, and their steps are not seen
@@ -166,7 +166,7 @@ class StepBuilder:
         self._settle_undecided()
         self.reporter.steps += 1
         self._is_blind = False
-        window, self._window = self._window, StepWindow()
+        window, self._window = self._window, UpdateWindow()
         trained = [forward for forward in window.forwards if self._is_trained(forward)]
         seen = trained or window.forwards  # an optimizer may hold copies of the parameters
         span = None
@@ -200,7 +200,7 @@ class StepBuilder:
 
     def _close_without_steps(self) -> None:
         """No optimizer step ends this window: each backward does, and each forward that none follows."""
-        window, self._window = self._window, StepWindow()
+        window, self._window = self._window, UpdateWindow()
         trains = bool(window.backwards) and not self.reporter.steps
         self._has_manual_updates = self._has_manual_updates or trains
         self._note_missing_steps()

@@ -98,8 +98,7 @@ class RankMonitor:
         log_line = publisher.log_line
         self._stop = StopSequence(self._end, config, ranks, self._coordinator, self._descendants, log_line)
         self._activity = RankActivity(len(ranks), checkpoints.first_step if checkpoints is not None else 0)
-        self._stall_detector = StallDetector(config.spec.limits.stall_seconds)
-        self._stalls = StallReporter(self._stall_detector, ranks, log_line)
+        self._stalls = StallReporter(StallDetector(config.spec.limits.stall_seconds), ranks, log_line)
         self._teardown = TeardownTimer(ranks)
         self._failures = FailureClassifier(config, requirements=requirements)
         self._profiles = ProfileCollector(config, ranks, lease, log_line)
@@ -230,7 +229,7 @@ class RankMonitor:
         self._publisher.add_record(rank, record, source)
 
     def _note_activity(self, rank: int, record: StepBatch | SingleRecord) -> None:
-        self._stall_detector.add_record(record, monotonic())
+        self._stalls.detector.add_record(record, monotonic())
         if self._activity.add_record(rank, record):
             self._lease.record_milestone("first_step")
 
@@ -240,7 +239,7 @@ class RankMonitor:
         rank.up = True
         now = monotonic()
         if self._end.start_wall_clock(now, self._config.spec.limits.wall_seconds):
-            self._stall_detector.start_clock(now)
+            self._stalls.detector.start_clock(now)
             self._lease.record_milestone("running")
 
     def _on_program_end(self, rank: RankHandle, record: Returned) -> None:
@@ -333,7 +332,7 @@ class RankMonitor:
             return
         self._coordinator.on_tick(now)
         if self._coordinator.is_saving:
-            self._stall_detector.excuse_silence(now)
+            self._stalls.detector.excuse_silence(now)
         self._checkpoints.report_to(self._publisher)
 
     def _check_work(self, now: float) -> None:

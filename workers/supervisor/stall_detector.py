@@ -73,14 +73,14 @@ class StallReporter:
     """Has the ranks of a stalled run show their stacks, before it is ended. `log_line` writes to the job's log."""
 
     def __init__(self, detector: StallDetector, ranks: Sequence[RankHandle], log_line: Callable[[str], None]) -> None:
-        self._detector = detector
+        self.detector = detector
         self._ranks = ranks
         self._log_line = log_line
         self._requested_at: float | None = None
 
     def check_stall(self, now: float) -> str | None:
         """Why the run is to be ended, once its ranks have had time to show their stacks; None until then."""
-        why = self._detector.find_stall(now)
+        why = self.detector.find_stall(now)
         if why is None:
             self._requested_at = None
         elif self._requested_at is None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from jobs.splits.timings import Sums
+from jobs.splits.device_sums import Sums
 from workers.supervisor.report.patterns import PatternCount
 from workers.supervisor.report.step_joiner import Key
 

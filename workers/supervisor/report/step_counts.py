@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from jobs.protocol.records import Shape, Step
-from jobs.splits.timings import Measures, Share, Sums
+from jobs.splits.device_sums import Share, Sums
+from jobs.splits.timings import Measures
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 from workers.supervisor.report.patterns import PatternTable, WholeBatch
 from workers.supervisor.report.process_state import StepWork, sum_known
