@@ -16,7 +16,8 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.node.device_check import DeviceChecker
 from workers.runtime.launch import AttemptDirectory
-from workers.supervisor import pending_end, working_dir
+from workers.supervisor import working_dir
+from workers.supervisor.ending import pending_end
 from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
 from workers.supervisor.user_files.collection import keep_files_of_dead_supervisor
 

@@ -32,7 +32,7 @@ import os
 from collections.abc import Callable
 
 from jobs.protocol.records import DeviceInfo, Note
-from workers.probe import patches
+from workers.probe.patches import torch_functions
 from workers.probe.tracker import GuardedTracker
 from workers.runtime.context import ChannelSink, RankContext, innermost_sink
 from workers.runtime.cpu_name import read_cpu_name
@@ -82,7 +82,7 @@ def install(context: RankContext, *, rehearsed: bool) -> Probe:
     whatever else replaces functions of torch. `rehearsed`: the devices are virtual, and torch presents them as real."""
     probe = Probe(context, rehearsed=rehearsed)
     os.register_at_fork(after_in_child=probe.after_fork)
-    probe.guarded.call_guarded("torch", when_imported, patches.patches_by_module(probe.guarded))
+    probe.guarded.call_guarded("torch", when_imported, torch_functions.patches_by_module(probe.guarded))
     probe.guarded.call_guarded("devices", describe_devices, context)
     return probe
 

@@ -1,5 +1,6 @@
 """Tracks what is within what in one process, and hands what counts to the step builder. No torch here: its few
-functions that are called are in `TorchQueries`, which `workers.probe.patches` fills when torch is there."""
+functions that are called are in `TorchQueries`; `workers.probe.patches.torch_functions` fills it when torch is
+there."""
 
 import contextlib
 import functools

@@ -18,8 +18,8 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
 from workers.supervisor import descendants, rendezvous, working_dir
 from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
+from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.lease import LeaseHolder
-from workers.supervisor.outcome import AttemptOutcome
 from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator

@@ -26,8 +26,8 @@ from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
-from workers.supervisor import pending_end
-from workers.supervisor.pending_end import PendingEnd
+from workers.supervisor.ending import pending_end
+from workers.supervisor.ending.pending_end import PendingEnd
 
 log = structlog.get_logger(__name__)
 
@@ -138,7 +138,7 @@ class LeaseHolder:
 
         Raises:
             Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is saved in `pending_file`, for
-            `workers.supervisor.pending_end:report_pending_end`.
+            `workers.supervisor.ending.pending_end:report_pending_end`.
         """
         end = store.finish(
             self._attempt,

@@ -36,8 +36,8 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor import rendezvous, working_dir
 from workers.supervisor.attempt_run import AttemptRun
 from workers.supervisor.checkpoints.resume import StartInterrupted
+from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome
 from workers.supervisor.lease import LeaseHolder
-from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
 from workers.supervisor.process_setup import SupervisorCredentials, own_attempt, read_credentials
 from workers.supervisor.process_sweep import sweep_attempt
 from workers.supervisor.working_dir import BundleUnusable

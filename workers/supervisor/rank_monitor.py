@@ -39,13 +39,13 @@ from jobs.protocol.records import (
 )
 from workers.rank.handle import OutputPipe, RankHandle, await_death
 from workers.runtime.launch import AttemptConfig
-from workers.supervisor.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import NOTE_FIELD, DescendantServer
+from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
+from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier
 from workers.supervisor.event_loop import EventLoop, read_waiting
 from workers.supervisor.lease import LeaseHolder
-from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier
 from workers.supervisor.process_status import cpu_seconds_of_children, is_dying
 from workers.supervisor.profile_collector import ProfileCollector
 from workers.supervisor.rank_activity import RankActivity

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from jobs.model.spec import ScriptProgram
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig
-from workers.supervisor.attempt_end import AttemptEnd
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.descendants import DescendantServer
-from workers.supervisor.outcome import AttemptOutcome
+from workers.supervisor.ending.attempt_end import AttemptEnd
+from workers.supervisor.ending.outcome import AttemptOutcome
 
 
 class StopSequence:

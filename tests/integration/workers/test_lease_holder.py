@@ -17,9 +17,10 @@ from tests.integration.store.world import World
 from tests.support.redis_server import RedisServer, redis_server
 from workers.node.janitor import Janitor, clear_orphan
 from workers.runtime.launch import AttemptDirectory
-from workers.supervisor import lease, pending_end
+from workers.supervisor import lease
+from workers.supervisor.ending import pending_end
+from workers.supervisor.ending.pending_end import PendingEnd
 from workers.supervisor.lease import LeaseHolder
-from workers.supervisor.pending_end import PendingEnd
 
 pytestmark = pytest.mark.integration
 

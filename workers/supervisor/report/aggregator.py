@@ -33,12 +33,7 @@ from jobs.splits.verdict import describe_run
 from shardyard.contract.report import Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import notes
 from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes
-from workers.supervisor.report.process_state import (
-    ProcessState,
-    ProcessTable,
-    sum_forwards,
-    work_of_unknown_splits,
-)
+from workers.supervisor.report.process_state import ProcessState, ProcessTable, sum_forwards, work_of_unknown_splits
 from workers.supervisor.report.script_observations import ScriptObservations
 from workers.supervisor.report.shard_lines import ShardLine, ShardLinePrinter
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart

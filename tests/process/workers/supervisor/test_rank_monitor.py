@@ -38,7 +38,7 @@ from workers.rank.handle import OutputPipe, RankHandle
 from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import open_listener
-from workers.supervisor.outcome import AttemptOutcome
+from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.rank_monitor import DEATH_SECONDS, RankMonitor
 
 SPEC = spec.parse(

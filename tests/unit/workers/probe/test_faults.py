@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader
 from jobs.protocol.records import Note
 from tests.support.probe_runs import learn, watched, watched_ranks
 from tests.unit.workers.probe.test_loops import network, vectors
-from workers.probe import data_parallel_patches, data_parallel_tracker
+from workers.probe import data_parallel_tracker
 from workers.probe.data_parallel_tracker import DataParallelTracker
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.measurements import ProcessDevices
 from workers.probe.module_registry import ModuleRegistry
+from workers.probe.patches import data_parallel
 from workers.probe.step_builder import StepBuilder
 from workers.probe.step_sender import RowChecker
 from workers.probe.tracker import Tracker
@@ -60,7 +61,7 @@ OWNERS: dict[str, Any] = {
     "LoaderTracker": LoaderTracker,
     "ModuleRegistry": ModuleRegistry,
     "data_parallel_tracker": data_parallel_tracker,
-    "data_parallel_patches": data_parallel_patches,
+    "data_parallel": data_parallel,
 }
 FUNCTIONS = [
     ("Tracker", "begin_forward"),
@@ -89,7 +90,7 @@ FUNCTIONS = [
     ("ModuleRegistry", "add_optimizer"),
     ("data_parallel_tracker", "shape_of"),
     ("data_parallel_tracker", "time_backward"),
-    ("data_parallel_patches", "shape_of_arguments"),
+    ("data_parallel", "shape_of_arguments"),
 ]
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.supervisor import error_hints
-from workers.supervisor.error_hints import FailureContext
+from workers.supervisor.ending import error_hints
+from workers.supervisor.ending.error_hints import FailureContext
 
 CPU = FailureContext(devices=2, device_kind="cpu", strategy="single", rehearsing=False, requirements=False)
 CPU_DDP = replace(CPU, strategy="ddp")

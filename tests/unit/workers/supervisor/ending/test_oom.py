@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor.oom import count_oom_kills
+from workers.supervisor.ending.oom import count_oom_kills
 
 
 def own(tmp_path: Path, text: str) -> Path:

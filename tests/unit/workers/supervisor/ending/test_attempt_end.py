@@ -2,8 +2,8 @@
 
 from jobs.model.state import StateReason
 from jobs.protocol.records import Result
-from workers.supervisor.attempt_end import KILL_SECONDS, LEAVE_SECONDS, START_SECONDS, AttemptEnd, EndPhase
-from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
+from workers.supervisor.ending.attempt_end import KILL_SECONDS, LEAVE_SECONDS, START_SECONDS, AttemptEnd, EndPhase
+from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome
 
 FAILED = AttemptOutcome(StateReason.CODE_ERROR, "rank 0: no")
 CANCELLED = AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled")

@@ -21,8 +21,13 @@ from types import ModuleType
 from typing import Any
 
 from jobs.protocol.records import Joining
-from workers.probe.data_parallel_patches import patch_data_parallel
-from workers.probe.module_call_patch import hide_from_dynamo, patch_module_calls, reassure_dynamo, torch_state_queries
+from workers.probe.patches.data_parallel import patch_data_parallel
+from workers.probe.patches.module_calls import (
+    hide_from_dynamo,
+    patch_module_calls,
+    reassure_dynamo,
+    torch_state_queries,
+)
 from workers.probe.step_records import DdpTimes
 from workers.probe.tracker import GuardedTracker, Tracker
 from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, LOADED, READY, RETURNED, STEPPING

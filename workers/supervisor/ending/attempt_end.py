@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome, Result
-from workers.supervisor.outcome import AttemptOutcome
+from workers.supervisor.ending.outcome import AttemptOutcome
 
 #: A rank must be up this soon after the start.
 START_SECONDS = 120.0

@@ -1,6 +1,6 @@
 """Which child made a launcher fail, as what both printed shows it."""
 
-from workers.supervisor.child_errors import describe_child_error, find_child_error
+from workers.supervisor.ending.child_errors import describe_child_error, find_child_error
 
 OF_TWO = """
 [rank0]: Traceback (most recent call last):

@@ -9,9 +9,9 @@ from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig
-from workers.supervisor.child_errors import describe_child_error, find_child_error
-from workers.supervisor.error_hints import FailureContext, explain_error
-from workers.supervisor.oom import count_oom_kills
+from workers.supervisor.ending.child_errors import describe_child_error, find_child_error
+from workers.supervisor.ending.error_hints import FailureContext, explain_error
+from workers.supervisor.ending.oom import count_oom_kills
 
 
 @dataclass(frozen=True, slots=True)

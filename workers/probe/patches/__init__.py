@@ -1,0 +1,1 @@
+"""The wrappers that observe calls of torch."""
