@@ -52,7 +52,7 @@ def supervisors(state_dir: Path) -> dict[str, int]:
     """Attempt ("tenant.job.n") -> process of its supervisor, of those that live and have left their mark."""
     found = {}
     for mark in state_dir.glob("*/attempts/*/session"):
-        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+        with suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):  # it may be half written
             pid = int(mark.read_text().split()[0])
             if psutil.Process(pid).name() == SUPERVISOR:
                 found[mark.parent.name] = pid
