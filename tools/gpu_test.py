@@ -29,7 +29,7 @@ MARKS = {"passed": "ok", "failed": "**failed**", "skipped": "skipped"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """One test: `file` and `name` as pytest has them, and the first line of what went wrong."""
 
     file: str
@@ -157,7 +157,7 @@ def missing_requirements() -> list[str]:
 # -- tests and benchmarks ------------------------------------------------------------------------------
 
 
-def run_tests(python: Path, into: Path, deadline: float) -> list[Outcome]:
+def run_tests(python: Path, into: Path, deadline: float) -> list[CheckOutcome]:
     """All tests of tests/gpu. Those that the deadline cuts off are missing from the answer."""
     report = into / "gpu-tests.xml"
     report.unlink(missing_ok=True)
@@ -174,12 +174,12 @@ def run_tests(python: Path, into: Path, deadline: float) -> list[Outcome]:
     return list(read_outcomes(report)) if report.exists() else []
 
 
-def read_outcomes(report: Path) -> Iterator[Outcome]:
+def read_outcomes(report: Path) -> Iterator[CheckOutcome]:
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  (pytest's own file)
         problems = [child for child in case if child.tag in ("failure", "error", "skipped")]
         mark = "passed" if not problems else "skipped" if problems[0].tag == "skipped" else "failed"
         problem = problems[0].get("message", "").splitlines()[0][:200] if problems else ""
-        yield Outcome(case.get("classname", ""), case.get("name", ""), mark, float(case.get("time", "0")), problem)
+        yield CheckOutcome(case.get("classname", ""), case.get("name", ""), mark, float(case.get("time", "0")), problem)
 
 
 def run_benchmarks(python: Path, into: Path, deadline: float) -> str:
@@ -206,7 +206,7 @@ def clean_environment() -> dict[str, str]:
 # -- the table -----------------------------------------------------------------------------------------
 
 
-def write_table(card: dict[str, str], outcomes: list[Outcome], figures: str) -> Iterator[str]:
+def write_table(card: dict[str, str], outcomes: list[CheckOutcome], figures: str) -> Iterator[str]:
     yield "| | |"
     yield "|---|---|"
     yield from (f"| {name} | {value} |" for name, value in card.items())

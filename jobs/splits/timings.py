@@ -139,7 +139,8 @@ class Measures:
         columns = [work.share.steps or () for work in works]
         times, busy = [work.compute() for work in works], [work.busy() for work in works]
         elapsed = across_devices(max, [fill_missing([measured(step.step_ms) for step in steps]) for steps in columns])
-        if self._in_turn and all(steps[0] is columns[0][0] for steps in columns):
+        of_one_process = all(steps[0] is columns[0][0] for steps in columns)
+        if self._in_turn and of_one_process:
             elapsed = self._reckon_in_turn(elapsed, times, works)
         waited = self._waited_for_others(works, busy)
         totals.steps += len(elapsed)
@@ -148,7 +149,7 @@ class Measures:
         for each in zip(least, *waited, strict=True):
             totals.wasted_ms += sum([wait - each[0] for wait in each[1:]])
         totals.input_ms = sum(across_devices(max, [work.waits for work in works]), totals.input_ms)
-        if len(works) > 1 and all(steps[0] is columns[0][0] for steps in columns):
+        if len(works) > 1 and of_one_process:
             copying = list(map(copying_ms, columns[0]))
             for device, waits in zip(self.sums.devices, waited, strict=True):
                 device.comm.add_all(list(map(add, copying, waits)))
