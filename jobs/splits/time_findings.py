@@ -34,6 +34,9 @@ SLOW_IN_WINDOW, NEARLY_ALL = 1.02, 0.8
 #: backward, of which a window has one measurement or two.
 FEW_WINDOWS, NOISE_OF_FEW, NOISE_OF_FEW_BACKWARDS = 6, 0.10, 0.20
 NOISE_AT_LEAST = 0.03
+#: Larger ratios count as this one where noise is judged: a hiccup that turns 70 into 30 does not speak against a device
+#: being slow.
+CERTAIN_RATIO = 3.0
 #: How many standard errors a slow device is away from its peers.
 MIN_Z = 4.0
 #: A device that became slow has been so for at least this time: a neighbour may have needed the machine.
@@ -202,7 +205,8 @@ def _medians_of_others(values: Sequence[float]) -> list[float]:
 
 def _noise_of(compared: Sequence[Sequence[_Comparison]]) -> float:
     """The standard deviation of a ratio from one window to the next; a change does not matter to it."""
-    jumps = [abs(later.ratio - earlier.ratio) for history in compared for earlier, later in pairwise(history)]
+    ratios = [[min(one.ratio, CERTAIN_RATIO) for one in history] for history in compared]
+    jumps = [abs(later - earlier) for history in ratios for earlier, later in pairwise(history)]
     noise = 1.4826 * median(jumps) / math.sqrt(2) if jumps else 0.0
     few = not compared or len(compared[0]) < FEW_WINDOWS
     return max(noise, NOISE_OF_FEW if few else NOISE_AT_LEAST)
@@ -220,7 +224,7 @@ def _slow_since(device: int, history: Sequence[_Comparison], noise: float) -> _S
         noise = max(noise, NOISE_OF_FEW_BACKWARDS)
     ratio, error = median(ratios), 1.25 * noise / math.sqrt(len(since))
     tolerance = ONSET_TOLERANCE if onset else TOLERANCE
-    if ratio + tolerance < SLOW_FROM or ratio - 1 < MIN_Z * error or not _is_mostly_slow(ratios):
+    if ratio + tolerance < SLOW_FROM or min(ratio, CERTAIN_RATIO) - 1 < MIN_Z * error or not _is_mostly_slow(ratios):
         return None
     steps = [one.window.steps for one in since]
     elapsed_ms = sum(one.window.cycle_ms * one.window.steps for one in since)

@@ -67,6 +67,12 @@ def test_hiccups_that_strike_one_device_and_then_another_are_no_finding() -> Non
     assert found(ddp_run(2, 400, 1, None, machine)) == []
 
 
+def test_a_device_that_is_many_times_slower_is_named_though_hiccups_strike_its_peers() -> None:
+    machine = replace(EVEN, hiccups=0.2)
+    runs = [found(ddp_run(2, 40, seed, Plant(1, "backward", 20.0), machine)) for seed in range(16)]
+    assert [[finding.numbers["device"] for finding in findings] for findings in runs] == [[1]] * len(runs)
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_quiet_runs_have_no_finding_about_time(block: int) -> None:
     for seed in range(20 * block, 20 * (block + 1)):
