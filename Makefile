@@ -10,8 +10,8 @@ GPU_PYTHON ?= $(PYTHON)
 WEB    := $(VENV)/.web
 # For example: make test ARGS="-k split -x"
 ARGS   ?=
-# How many test files run at a time.
-WORKERS ?= 2
+# How many test files run at a time: on two cores three, since tests wait more than they compute.
+WORKERS ?= 3
 QUICK  := not slow and not gpu
 # The tests start hundreds of processes, each of which would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
