@@ -9,6 +9,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +56,11 @@ def specs(count: int, devices: int = 2, seed: int = 7) -> Iterator[JobSpec]:
         }
         team, sweep = chance.choice(("vision", "speech", "ranking", "robotics")), f"sweep-{chance.randrange(400)}"
         yield spec.parse(json.dumps(body | {"labels": {"team": team, "sweep": sweep}}))
+
+
+def recipe_specs(count: int, devices: int = 2) -> Iterator[JobSpec]:
+    """The recipes among such specs."""
+    return islice((each for each in specs(2 * count, devices) if each.program.kind == "recipe"), count)
 
 
 def _digits(chance: random.Random) -> dict[str, Any]:
@@ -214,8 +220,8 @@ ValueError: Expected input batch_size (32) to match target batch_size (30).
 
 
 def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> None:
-    """What a supervisor leaves of an attempt with so many patterns: files in `storage`, keys in the telemetry
-    Redis, whose URL is given."""
+    """What a supervisor leaves of an attempt of a recipe with so many patterns: files in `storage`, keys in the
+    telemetry Redis, whose URL is given."""
     ship = StreamShipper(telemetry, TENANT, made.job, 1)
     directory = storage / made.job
     devices = made.spec.resources.devices

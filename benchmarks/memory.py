@@ -144,7 +144,7 @@ def _telemetry(devices: int, patterns: int, jobs: int) -> _Published:
     ):
         size, lives = dict[str, float](), dict[str, int]()
         files = 0
-        for number, each in enumerate(finished.specs(jobs, devices)):
+        for number, each in enumerate(finished.recipe_specs(jobs, devices)):
             made = Made(f"00000000-0000-7000-8000-{number:012x}", each)
             finished.publish(server.url, Path(directory), made, patterns)
             files += (Path(directory) / made.job / "report.json").stat().st_size
