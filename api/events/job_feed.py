@@ -1,8 +1,8 @@
 """Feeds of jobs: each follows one job for all its readers in this process, and ends with the last of them.
 
-A feed keeps no list of events. It keeps the job as it stands, and windows of its newest lines and points; each reader
-compares that with its own position (`api.events.service`). So memory does not grow with the number of readers, nor with
-how slow they are.
+A feed keeps no list of events. It keeps the job as it stands, and windows of its newest lines and points; each
+reader compares that with its own position (`api.events.job_reader`). So memory does not grow with the number of
+readers, nor with how slow they are.
 """
 
 import asyncio

@@ -10,7 +10,8 @@ from api.data.log_streams import ALL_STREAMS
 from api.events import broadcast_cache, event_id, service
 from api.events.broadcast_cache import BroadcastCache, BroadcastChunk, BroadcastKey
 from api.events.event_id import ReaderPosition
-from api.events.service import JobReader, StreamSlots, TooManyStreams
+from api.events.job_reader import JobReader
+from api.events.service import StreamSlots, TooManyStreams
 from api.events.windows import BATCH_LINES, BatchWindow, EventBatch, batches_from_page
 from api.http import cursors
 from jobs.files.log_file import StreamName
