@@ -137,6 +137,8 @@ def test_a_run_is_followed_live_and_cancelled(pages: Pages, client: Client) -> N
     expect(value).to_contain_text("at step")
     shown = value.inner_text()
     expect(value).not_to_have_text(shown)
+    for device in range(2):
+        expect(page.get_by_role("img", name=f"CPU cores of device {device}: mean")).to_be_visible()
     pages.open("/")
     row = page.locator("tr", has=page.locator(f'a[href="/jobs/{job}"]'))
     expect(row.locator("progress")).to_be_visible()

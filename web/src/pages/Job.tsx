@@ -5,6 +5,7 @@ import { Curves } from "../job/Curves";
 import { DeviceTable } from "../job/DeviceTable";
 import { Failure, Facts, Notes } from "../job/Facts";
 import { Files } from "../job/Files";
+import { Hardware } from "../job/Hardware";
 import { Head } from "../job/Head";
 import { Logs } from "../job/Logs";
 import { Profiles } from "../job/Profiles";
@@ -69,6 +70,7 @@ export function JobPage(props: { id: string }) {
         </div>
         <div>
           {curves}
+          {attempt > 0 && <Hardware id={props.id} attempt={attempt} running={running} devices={devices} />}
           <section class="panel"><Timeline attempts={attempts} job={job} /></section>
           <section class="panel"><Facts job={job} /></section>
         </div>
