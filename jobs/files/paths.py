@@ -3,6 +3,7 @@
     <storage>/jobs/<tenant>/<job>/<attempt>/logs/device-<n>.log
                                            /metrics.bin
                                            /report.json
+                                           /hardware.msgpack  what its node measured of its devices
                                            /artifacts/        what the program wrote there itself
                                            /files/            what a script left in its working directory
                                            /files.json        how much that is, and what was not kept
@@ -57,6 +58,10 @@ def metrics_file(attempt: Path) -> Path:
 
 def report_file(attempt: Path) -> Path:
     return attempt / "report.json"
+
+
+def hardware_file(attempt: Path) -> Path:
+    return attempt / "hardware.msgpack"
 
 
 def artifacts_dir(attempt: Path) -> Path:

@@ -74,5 +74,13 @@ def progress_key(tenant: str, job: str, attempt: int) -> str:
     return f"{PREFIX}progress:{attempt_ref(tenant, job, attempt)}"
 
 
+def hardware_key(tenant: str, job: str, attempt: int) -> str:
+    return f"{PREFIX}hardware:{attempt_ref(tenant, job, attempt)}"
+
+
+def readings_key(node: str) -> str:
+    return f"{PREFIX}readings:{node}"
+
+
 #: Marks every process of an attempt, so that exec'd descendants can be found in /proc.
 ATTEMPT_MARK = "SHARDYARD_ATTEMPT"

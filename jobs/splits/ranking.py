@@ -1,6 +1,6 @@
 """The order of findings, and suggestions that do not contradict each other."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -15,14 +15,30 @@ _BATCH_WORDS = (
 )
 
 
+#: A finding whose suggestion would make another one worse gives way to that one's.
+_GIVES_WAY = {
+    "input-bound": (
+        "cpu-oversubscribed",
+        "do what cpu-oversubscribed suggests first; more loader processes would compete for the same cores",
+    ),
+}
+
+
 def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Warnings first, then what costs most. The first suggestion of another batch size stands for itself, and each
     that follows says instead of which one it is."""
+    codes = {one.code for one in findings}
+    findings = [_give_way(one, codes) for one in findings]
     ranked = sorted(findings, key=lambda one: (one.severity != "warning", -(one.cost_device_seconds or 0.0)))
     first = next((one for one in ranked if _resizes_batch(one)), None)
     if first is None:
         return ranked
     return [_put_behind(one, first) for one in ranked]
+
+
+def _give_way(finding: Finding, codes: Set[str]) -> Finding:
+    stronger, suggestion = _GIVES_WAY.get(finding.code, ("", ""))
+    return msgspec.structs.replace(finding, suggestion=suggestion) if stronger in codes else finding
 
 
 def _resizes_batch(finding: Finding) -> bool:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from shardyard.contract.hardware import DeviceHardware
+
 #: Sizes of a tensor.
 Shape = tuple[int, ...]
 Severity = Literal["info", "warning"]
@@ -187,6 +189,7 @@ class Report(msgspec.Struct, frozen=True):
     what_if: WhatIf | None = None
     verdict: str = ""  # one sentence on the whole run
     rows_per_second: float | None = None  # of all devices together
+    hardware: tuple[DeviceHardware, ...] = ()  # sampled by the node
 
 
 #: The disjoint parts of a device's wall time.

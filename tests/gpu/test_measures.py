@@ -8,6 +8,7 @@ import pytest
 from shardyard.client import Client
 from workers.node.device_check import DeviceChecker
 from workers.node.devices import discover_devices
+from workers.node.hardware.gpu_reader import GpuReader
 from workers.probe.clock import CLOCKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
@@ -86,3 +87,37 @@ def test_a_device_in_quarantine_comes_back_on_proof_that_it_computes(gpus: Clien
     assert marked.devices[0].quarantine is not None
     back = gpus.unquarantine(node.id, 0)
     assert back.devices[0].quarantine is None
+
+
+def test_a_card_is_sampled_in_every_value() -> None:
+    import torch
+
+    reader = GpuReader()
+    for device in discover_devices("auto"):
+        x = torch.randn(4096, 4096, device=f"cuda:{device.ordinal}")
+        for _ in range(200):
+            x = x @ x / 64
+        torch.cuda.synchronize()
+        sample = reader.read(device.id, with_processes=True)
+        assert sample is not None
+        assert device.memory_total_bytes is not None
+        assert 0 <= sample.values["utilisation"] <= 1
+        assert x.nbytes < sample.values["memory_used_bytes"] <= device.memory_total_bytes
+        assert 5 < sample.values["power_watts"] < 2000
+        assert 10 < sample.values["temperature_celsius"] < 110
+        assert 100 < sample.values["sm_clock_mhz"] < 5000
+    assert list(reader.take_xids()) == []
+    reader.close()
+
+
+def test_a_sample_of_a_card_is_cheap() -> None:
+    reader = GpuReader()
+    gpus = [device.id for device in discover_devices("auto")]
+    for gpu in gpus:
+        reader.read(gpu, with_processes=True)
+    began = time.process_time()
+    for _ in range(20):
+        for gpu in gpus:
+            reader.read(gpu)
+    assert (time.process_time() - began) / 20 / len(gpus) < 0.02
+    reader.close()

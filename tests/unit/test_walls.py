@@ -36,6 +36,7 @@ THREADS = {
     "shardyard.cli.top",
     "shardyard.client",
     "workers.node.agent",
+    "workers.node.hardware.sampler",
     "workers.node.janitor",
     "workers.supervisor",
     "workers.training",

@@ -9,6 +9,7 @@ that do the work:
     launcher.py         starts a supervisor for an attempt
     attempt_reaper.py   ends attempts whose supervisor is dead
     janitor.py          clears orphaned directories and tests devices in quarantine, in a thread of its own
+    hardware/           samples the devices of attempts once a second, in a thread of its own
 """
 
 import fcntl
@@ -31,6 +32,7 @@ from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable
 from workers.node.attempt_reaper import AttemptReaper
 from workers.node.config import NodeConfig
 from workers.node.forkserver import ForkFailed, ForkServer
+from workers.node.hardware.sampler import HardwareSampler
 from workers.node.heartbeat import NodeHeartbeat
 from workers.node.held_attempts import HeldAttempts
 from workers.node.janitor import Janitor
@@ -68,6 +70,9 @@ class Agent:
         self._scheduler = JobScheduler(control, hint_sender, config.settings, listen=False)
         self._janitor = Janitor(
             config.node_id, config.devices, config.state_dir, config.storage, control, self._held.attempt_ids
+        )
+        self._sampler = HardwareSampler(
+            config.node_id, config.state_dir, config.settings.telemetry(), self._held.attempt_ids
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
@@ -107,6 +112,7 @@ class Agent:
         self._thread.start()
         self._scheduler.start()
         self._janitor.start()
+        self._sampler.start()
 
     def start_attempt(self, attempt: AttemptId) -> None:
         """Start a supervisor for an attempt that waits for one here. Harmless when repeated, late or wrong."""
@@ -131,6 +137,7 @@ class Agent:
         the queue first."""
         self._stop.set()
         self._janitor.stop()
+        self._sampler.stop()
         if self._thread.ident is not None:  # Celery may be told to stop before it was ready
             self._thread.join(5)
             self._scheduler.stop()

@@ -82,6 +82,9 @@ class AttemptDirectory:
         self.baseline = directory / "baseline.json"  # what was in the working copy before the program started
         self.resume = directory / "resume"  # a copy of the checkpoint that a script resumes from
         self.temporary = directory / "temporary"  # holds the path of the directory for temporary files, elsewhere
+        self.sampled_ranks = directory / "ranks.json"  # which process drives which devices, for the node's samples
+        #: Samples of its hardware. Elsewhere, since the node writes it while the supervisor removes this directory.
+        self.hardware = directory.parent.parent / "hardware" / f"{directory.name}.msgpack"
 
     @classmethod
     def of(cls, state_dir: Path, attempt: AttemptId) -> "AttemptDirectory":

@@ -27,3 +27,13 @@ def test_of_two_batch_sizes_the_second_says_instead_of_which_it_is() -> None:
         f"instead of what is suggested for ragged-batch: {other.suggestion}",
         same.suggestion,
     ]
+
+
+def test_more_loader_processes_are_not_suggested_where_they_compete_for_cores() -> None:
+    waits = Finding("input-bound", "warning", "", "set num_workers in the DataLoader to 8 (now 4)")
+    competing = Finding("cpu-oversubscribed", "warning", "", "lower num_workers in the DataLoader")
+
+    (alone,) = rank_findings([waits])
+    both = {one.code: one for one in rank_findings([waits, competing])}
+    assert alone == waits
+    assert both["input-bound"].suggestion.startswith("do what cpu-oversubscribed suggests first")

@@ -1,0 +1,1 @@
+"""Samples the hardware of a node's devices once a second."""
