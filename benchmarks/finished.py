@@ -228,7 +228,7 @@ def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> Non
     lease = [LeasedDevice(n, f"cpu:{n}", "gpu-host-3", "cpu", "virtual") for n in range(devices)]
     aggregator = RecipeAggregator(made.job, 1, made.spec, lease, predict_splits(made.spec, *rows_of(made.spec)))
     attempt = AttemptId(TENANT, made.job, 1)
-    publisher = TelemetryPublisher(directory, attempt, devices, ship, aggregator, made.spec)
+    publisher = TelemetryPublisher(directory, attempt, devices, ship, aggregator, made.spec, storage / "no samples")
     for rank in range(made.spec.world_size):
         for record in batch_steps(list(records(made.spec, rank, patterns))):
             publisher.add_record(rank, record)

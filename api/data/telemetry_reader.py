@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from redis.exceptions import RedisError
 
 from jobs.model.records import AttemptRecord
 from jobs.protocol import names
+from jobs.protocol.hardware import NodeReading, decode_readings
 from jobs.store.shared_connection import SharedConnection
 from shardyard.contract.errors import Unavailable
 from shardyard.contract.responses import Progress
@@ -74,9 +76,30 @@ class TelemetryReader:
         Raises:
             Unavailable: the telemetry Redis does not answer.
         """
+        return await self._read_blob(names.report_key(tenant, job, attempt))
+
+    async def read_samples(self, tenant: str, job: str, attempt: int) -> bytes | None:
+        """The samples of an attempt's hardware as they stand. Raises as `read_report` does."""
+        return await self._read_blob(names.hardware_key(tenant, job, attempt))
+
+    async def read_readings(self, nodes: Sequence[str]) -> dict[str, list[NodeReading]]:
+        """The newest readings of the devices of these nodes; none of a node that has sent none of late, and none at
+        all while the telemetry Redis is away."""
+        if not nodes or self._clock() < self._silent_until:
+            return {}
+        try:
+            bodies = await self._await_reply(REPLY_SECONDS, self.client.mget(*map(names.readings_key, nodes)))
+        except Unavailable:
+            return {}
+        found: dict[str, list[NodeReading]] = {}
+        for node, body in zip(nodes, bodies, strict=True):
+            with suppress(ValueError):
+                found[node] = decode_readings(body) if isinstance(body, bytes) else []
+        return found
+
+    async def _read_blob(self, key: str) -> bytes | None:
         if self._clock() < self._silent_until:
             raise _unavailable()
-        key = names.report_key(tenant, job, attempt)
         body = await self._await_reply(REPLY_SECONDS, self.client.get(key))
         return body.encode() if isinstance(body, str) else body  # the client does not decode; its types cannot say so
 
@@ -155,7 +178,7 @@ def _stream_entries(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[
 def _attempt_keys(tenant: str, job: str, attempt: AttemptRecord) -> list[str]:
     number = attempt.number
     logs = [names.log_stream(tenant, job, number, device) for device in range(len(attempt.leased))]
-    single = (names.metric_stream, names.report_key, names.progress_key)
+    single = (names.metric_stream, names.report_key, names.progress_key, names.hardware_key)
     return logs + [name(tenant, job, number) for name in single]
 
 

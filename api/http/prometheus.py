@@ -1,12 +1,16 @@
 """Metrics for Prometheus: requests as they are answered, and the fleet and the queue at the time of a scrape."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from jobs.protocol.hardware import NodeReading
+from shardyard.contract.hardware import SERIES_TITLES
 from shardyard.contract.responses import PoolView
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_DEVICE = ("node", "device")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
@@ -18,6 +22,7 @@ class GaugeValues:
     pools: list[PoolView]
     waiting: int  # requests that are held until a status changes
     streams: int = 0  # streams of events that are open
+    readings: Mapping[str, Sequence[NodeReading]] = field(default_factory=dict)  # of devices that work, by node
 
 
 class ProcessMetrics:
@@ -46,6 +51,17 @@ class ProcessMetrics:
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
 
+        self._readings = {
+            name: Gauge(f"shardyard_device_{name}", f"{title} of a device", _DEVICE, registry=self._registry)
+            for name, title in SERIES_TITLES.items()
+        }
+        self._errors = Gauge(
+            "shardyard_device_errors",
+            "Errors of a device since its attempt began",
+            (*_DEVICE, "error"),
+            registry=self._registry,
+        )
+
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer under the route's pattern, so that ids never become labels."""
         known = self._children.get((method, route, status))
@@ -73,4 +89,16 @@ class ProcessMetrics:
             self._nodes.labels(pool.name, "live").set(pool.live_nodes)
             self._nodes.labels(pool.name, "down").set(pool.nodes - pool.live_nodes)
             self._queued.labels(pool.name).set(pool.queued)
+        self._show_readings(counts.readings)
         return generate_latest(self._registry)
+
+    def _show_readings(self, readings: Mapping[str, Sequence[NodeReading]]) -> None:
+        for gauge in (*self._readings.values(), self._errors):
+            gauge.clear()
+        for node, devices in readings.items():
+            for reading in devices:
+                for name, value in reading.values.items():
+                    if name in self._readings:
+                        self._readings[name].labels(node, str(reading.device)).set(value)
+                for error, count in reading.errors.items():
+                    self._errors.labels(node, str(reading.device), error).set(count)

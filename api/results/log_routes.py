@@ -1,6 +1,6 @@
 """Routes of logs and metrics."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -66,9 +66,15 @@ async def metrics(
     points: Annotated[
         int | None, Query(ge=1, le=MAX_POINTS, description="reduce each series to this many buckets")
     ] = None,
+    source: Annotated[
+        Literal["program", "hardware"],
+        Query(description="program: what the program sends; hardware: what its node samples of the devices"),
+    ] = "program",
     attempt: Attempt = None,
 ) -> Response:
-    found = await results.read_metrics(who, job, attempt, device=device, name=name, after=after, points=points)
+    """Series of numbers. Those of the hardware come as buckets, whose steps are seconds since the first sample."""
+    read = results.read_hardware if source == "hardware" else results.read_metrics
+    found = await read(who, job, attempt, device=device, name=name, after=after, points=points)
     return responses.json_response(found)
 
 

@@ -1,14 +1,15 @@
 """The service of results: split reports, logs, metrics and artifacts of attempts."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from api.data import artifacts, attempt_files
+from api.data import artifacts, attempt_files, hardware_series
 from api.data.artifacts import OpenArtifact
 from api.data.attempt_files import LogQuery
 from api.data.file_threads import AttemptStorage
@@ -21,6 +22,7 @@ from api.http.cursors import LogCursor
 from jobs.model.records import AttemptRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import AttemptState
+from jobs.protocol.hardware import decode_samples
 from shardyard.contract.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
 from shardyard.contract.report import Report, decode_report, encode_report
 from shardyard.contract.report_diff import ReportDiff
@@ -248,6 +250,33 @@ class ResultService:
         read = partial(attempt_files.read_metrics, directory, device, name, after, points)
         return MetricList(attempt=chosen.number, series=await self._storage.run_in_thread(read))
 
+    async def read_hardware(
+        self,
+        who: Principal,
+        job: str,
+        attempt: int | None,
+        *,
+        device: int | None,
+        name: str | None,
+        after: int,
+        points: int | None,
+    ) -> MetricList:
+        """Series that the node has sampled of an attempt's hardware (the newest attempt)."""
+        chosen = await self._choose_attempt(who, job, attempt)
+        if chosen is None:
+            return MetricList(series=[])
+        read_running = partial(self._telemetry.read_samples, who.tenant, job, chosen.number)
+        body = await self._read_stored(who, job, chosen, hardware_series.read_samples, read_running)
+        if body is None:
+            return MetricList(attempt=chosen.number, series=[])
+        try:
+            samples = decode_samples(body)
+        except ValueError as error:
+            raise NotFound(f"the samples of attempt {chosen.number} of job {job} cannot be read: {error}") from error
+        return MetricList(
+            attempt=chosen.number, series=hardware_series.list_series(samples, device, name, after, points)
+        )
+
     async def _choose_attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
         """The attempt of that number, or the newest; `None` when the job has not had one.
 
@@ -266,26 +295,34 @@ class ResultService:
         chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
             raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
-        body = await self._read_stored_report(who, job, chosen)
+        read_running = partial(self._telemetry.read_report, who.tenant, job, chosen.number)
+        body = await self._read_stored(who, job, chosen, attempt_files.read_report, read_running)
         if body is None:
             raise NotFound(_no_report(job, chosen))
         return chosen, body
 
-    async def _read_stored_report(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
+    async def _read_stored(
+        self,
+        who: Principal,
+        job: str,
+        attempt: AttemptRecord,
+        read_file: Callable[[Path], bytes | None],
+        read_running: Callable[[], Awaitable[bytes | None]],
+    ) -> bytes | None:
         """From the file of an attempt that has ended, else from the telemetry Redis, else from the file."""
         directory = self._storage.attempt_dir(who.tenant, job, attempt.number)
         if attempt.state is AttemptState.ENDED:
-            stored = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
+            stored = await self._storage.run_in_thread(partial(read_file, directory))
             if stored is not None:
                 return stored
         unavailable: Unavailable | None = None
         try:
-            body = await self._telemetry.read_report(who.tenant, job, attempt.number)
+            body = await read_running()
             if body is not None:
                 return body
         except Unavailable as error:
             unavailable = error
-        stored = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
+        stored = await self._storage.run_in_thread(partial(read_file, directory))
         if stored is None and unavailable is not None:
             raise unavailable
         return stored
@@ -348,6 +385,7 @@ def _select_device(found: Report, device: int) -> Report:
         found,
         devices=tuple(entry for entry in found.devices if entry.device == device),
         per_device=tuple(entry for entry in found.per_device if entry.device == device),
+        hardware=tuple(entry for entry in found.hardware if entry.device == device),
     )
 
 

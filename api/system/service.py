@@ -55,6 +55,8 @@ class SystemService:
     async def read_gauges(self, who: Principal) -> GaugeValues:
         """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
         jobs = await self._store.run(store.count_jobs(who.tenant))
-        pools = views.pool_views(await self._fleet.read_fleet(max_age=0))
+        fleet = await self._fleet.read_fleet(max_age=0)
+        readings = await self._telemetry.read_readings([node.id for node in fleet.nodes])
         states = {str(state): number for state, number in jobs.items()}
-        return GaugeValues(states, pools, self._changes.waiting_count, self._streams.open_count)
+        waiting, streams = self._changes.waiting_count, self._streams.open_count
+        return GaugeValues(states, views.pool_views(fleet), waiting, streams, readings)

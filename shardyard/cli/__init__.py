@@ -19,7 +19,21 @@ from typing import NoReturn
 import typer
 
 from shardyard import __version__
-from shardyard.cli import artifacts, attempts, backup, jobs, logs, pools, profile, service, splits, submit, tokens, top
+from shardyard.cli import (
+    artifacts,
+    attempts,
+    backup,
+    hardware,
+    jobs,
+    logs,
+    pools,
+    profile,
+    service,
+    splits,
+    submit,
+    tokens,
+    top,
+)
 from shardyard.cli.common import Commands
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 
@@ -76,6 +90,14 @@ MORE_EXAMPLES = {
             "shardyard splits JOB --html report.html everything in one file",
         )
     ),
+    "hardware": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard hardware JOB                  a line for each series of each device",
+            "shardyard hardware JOB --device 0       one device",
+            "shardyard hardware JOB --json           the buckets, with their times",
+        )
+    ),
     "artifacts": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -117,7 +139,13 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
     ("Running the service", service.COMMANDS | backup.COMMANDS),
     (
         "Jobs",
-        jobs.COMMANDS | attempts.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS | profile.COMMANDS,
+        jobs.COMMANDS
+        | attempts.COMMANDS
+        | splits.COMMANDS
+        | hardware.COMMANDS
+        | logs.COMMANDS
+        | artifacts.COMMANDS
+        | profile.COMMANDS,
     ),
     ("Machines and access", top.COMMANDS | pools.COMMANDS),
 )

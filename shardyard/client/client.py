@@ -326,11 +326,16 @@ class Job(BlockingJobHandle):
         *,
         device: int | None = None,
         points: int | None = None,
+        source: str | None = None,
         attempt: int | None = None,
     ) -> list[responses.SeriesView]:
-        """Series of numbers, of one name or all; with `points`, each is reduced to at most that many `buckets`."""
+        """Series of numbers, of one name or all; with `points`, each is reduced to at most that many `buckets`.
+
+        `source`: "program" (also if left out), or "hardware" for what the node samples of the devices once a second;
+        these come as buckets, whose steps are seconds since the first sample.
+        """
         return self._client.run(
-            operations.read_metrics(self.id, name=name, device=device, points=points, attempt=attempt)
+            operations.read_metrics(self.id, name=name, device=device, points=points, source=source, attempt=attempt)
         )
 
     def report(self, *, attempt: int | None = None) -> "SplitReport":

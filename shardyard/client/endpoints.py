@@ -167,7 +167,7 @@ def read_logs(job: str, *, stream: Sequence[str] | str | None = None, **filters:
 
 
 def read_metrics(job: str, **filters: Any) -> HttpCall[responses.MetricList]:
-    """Filters: device, name, after, points, attempt."""
+    """Filters: device, name, after, points, source ("program" or "hardware"), attempt."""
     return _get_request(_build_path("jobs", job, "metrics"), responses.MetricList, **filters)
 
 

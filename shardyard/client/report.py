@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from shardyard.contract.hardware import DeviceHardware
 from shardyard.contract.report import (
     Balance,
     DeviceMeasures,
@@ -75,6 +76,10 @@ class SplitReport:
     def patterns(self) -> tuple[Pattern, ...]:
         """Every way in which a batch was divided, with the steps that were divided so."""
         return self.data.patterns
+
+    @property
+    def hardware(self) -> tuple[DeviceHardware, ...]:
+        return self.data.hardware
 
     @property
     def per_device(self) -> tuple[DeviceMeasures, ...]:

@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from shardyard.contract.report import Report, Timing, WhatIf, has_whole_times, time_parts
+from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_remarks
 from shardyard.render.text_tables import (
     NOT_MEASURED,
     describe_devices,
@@ -22,6 +23,7 @@ from shardyard.render.text_tables import (
     render_page,
     shorten_name,
     split_tables,
+    table_width,
 )
 
 #: Columns from which tables have room for more.
@@ -126,6 +128,21 @@ def _time_table(report: Report, width: int) -> Iterator[RenderableType]:
         yield table
 
 
+def _hardware_table(report: Report, width: int) -> Iterator[RenderableType]:
+    if not report.hardware:
+        return
+    cells = hardware_cells(report.hardware)
+    columns = len(cells[0])
+    most = columns if table_width(cells) <= width else (columns + 2) // 2
+    for start in range(1, columns, most):
+        table = make_grid(cells[0][:1], cells[0][start : start + most])
+        for row in cells[1:]:
+            table.add_row(*map(plain_text, (row[0], *row[start : start + most])))
+        yield table
+    yield CAPTION
+    yield from hardware_remarks(report.hardware)
+
+
 def _primitive_table(report: Report, width: int) -> Iterator[RenderableType]:
     if report.primitives is None:
         return
@@ -176,6 +193,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], 
     ("Where each device's time went", _part_table),
     ("Times per step in ms, p50 / p95", _time_table),
     ("DataParallel's primitives in ms", _primitive_table),
+    ("Hardware, sampled once a second", _hardware_table),
     ("Balance", _balance_table),
     ("Plan", _prediction_lines),
     ("Findings", lambda report, width: finding_lines(report.findings)),

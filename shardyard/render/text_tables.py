@@ -56,7 +56,7 @@ def split_tables(patterns: Sequence[Pattern], width: int) -> Iterator[Renderable
     for across in ACROSS:
         blocks = [range(start, min(start + across, devices)) for start in range(0, devices, across)]
         tables = [_split_cells(patterns, block) for block in blocks]
-        if across == ACROSS[-1] or all(_table_width(cells) <= width for cells in tables):
+        if across == ACROSS[-1] or all(table_width(cells) <= width for cells in tables):
             break
     for place, cells in enumerate(tables):
         if place:
@@ -92,7 +92,8 @@ def _step_range(pattern: Pattern) -> str:
     return f"{format_count(pattern.first_step)}-{format_count(pattern.last_step)}"
 
 
-def _table_width(cells: Sequence[Sequence[str]]) -> int:
+def table_width(cells: Sequence[Sequence[str]]) -> int:
+    """How wide a table of `make_grid` is."""
     return sum(max(map(len, column)) + COLUMN_GAP for column in zip(*cells, strict=True)) - COLUMN_GAP
 
 

@@ -342,12 +342,13 @@ def test_every_field_of_a_real_report_is_explained(example: Path) -> None:
 
 
 def test_every_finding_is_explained() -> None:
+    from jobs.splits.hardware_findings import CODES as HARDWARE_CODES
     from jobs.splits.lint import _REMEDIES
     from jobs.splits.time_findings import CODES as TIME_CODES
     from workers.supervisor.report.script_lint import CODES
 
     documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
-    assert documented == set(_REMEDIES) | CODES | TIME_CODES
+    assert documented == set(_REMEDIES) | CODES | TIME_CODES | HARDWARE_CODES
 
 
 # -- job specs -------------------------------------------------------------------------------------

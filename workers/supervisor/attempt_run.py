@@ -24,6 +24,7 @@ from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
+from workers.supervisor.telemetry.hardware_relay import write_sampled_ranks
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper
 from workers.supervisor.user_files.collection import COPY_SECONDS, HURRIED_SECONDS, keep_files
@@ -77,6 +78,7 @@ class AttemptRun:
     def monitor_ranks(self) -> AttemptOutcome:
         """Run until all ranks are dead, or would not die."""
         assert self._publisher is not None
+        write_sampled_ranks(self._config, self._ranks)
         outcome = RankMonitor(
             self._config,
             self._ranks,
@@ -166,7 +168,8 @@ def _open_publisher(config: AttemptConfig, telemetry_url: str) -> TelemetryPubli
     ]
     kind = RecipeAggregator if isinstance(spec.program, RecipeProgram) else ScriptAggregator
     aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
-    return TelemetryPublisher(directory, attempt, len(config.devices), shipper, aggregator, spec)
+    samples = AttemptDirectory.of(config.state_dir, attempt).hardware
+    return TelemetryPublisher(directory, attempt, len(config.devices), shipper, aggregator, spec, samples)
 
 
 def _listen_to_descendants(workplace: WorkingDirectory, publisher: TelemetryPublisher) -> socket.socket | None:

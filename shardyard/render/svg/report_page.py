@@ -15,6 +15,7 @@ from shardyard.contract.report import (
     describe_cost,
     fields_by_reason,
 )
+from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_remarks
 from shardyard.render.svg import bar_chart, line_chart
 from shardyard.render.svg.bar_chart import BarChart
 from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
@@ -66,6 +67,7 @@ def report_page(report: Report, about: ReportContext = NOTHING, by: By = "rows")
         _balance_tiles(report),
         _devices_section(report, about),
         *_bar_sections(report, about),
+        _hardware_section(report),
         _curves_section(about),
         _plan_section(report),
         _spec_section(about),
@@ -281,6 +283,20 @@ def _devices_section(report: Report, about: ReportContext) -> Markup:
         "Devices",
         element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
         element("p", f"and {more:,} more devices", class_="muted") if more else None,
+    )
+
+
+def _hardware_section(report: Report) -> Markup | None:
+    if not report.hardware:
+        return None
+    heads, *listed = hardware_cells(report.hardware[:MAX_TABLE])
+    rows = (element("tr", *(_body_cell(words, "n") for words in cells)) for cells in listed)
+    head = element("thead", element("tr", *(_head_cell(words, "n") for words in heads)))
+    table = element("table", head, element("tbody", *rows))
+    return page_section(
+        "Hardware, sampled once a second",
+        element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Hardware"),
+        *(element("p", words, class_="muted") for words in (CAPTION, *hardware_remarks(report.hardware[:MAX_TABLE]))),
     )
 
 

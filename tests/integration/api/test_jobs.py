@@ -10,6 +10,7 @@ from jobs.files import paths
 from jobs.files.log_file import LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
+from jobs.protocol.hardware import AttemptSamples, DeviceSamples, NodeReading, encode_readings, encode_samples
 from jobs.protocol.records import MetricSample
 from jobs.store.tokens import Scope
 from shardyard.contract.responses import Progress
@@ -274,6 +275,29 @@ async def test_metrics_come_as_series(api: Api) -> None:
     assert [bucket["count"] for bucket in sampled["buckets"]] == [4, 4]
 
 
+async def test_samples_of_the_hardware_come_as_series(api: Api) -> None:
+    api.node()
+    job = await api.submit()
+    await until_state(api, job, "starting")
+    path = f"/v1/jobs/{job}/metrics?source=hardware"
+    assert (await api.get(path)) == {"attempt": 1, "series": []}
+    samples = AttemptSamples(5.0, 8.0, 2.0, [DeviceSamples(0)])
+    for second in range(4):
+        samples.devices[0].add_value("power_watts", second, 100.0 + second, 1.0)
+    key = names.hardware_key("default", job, 1)
+    telemetry = api.control.client  # the same server here
+    telemetry.set(key, encode_samples(samples))
+    (series,) = (await api.get(f"{path}&points=2&device=0"))["series"]
+    assert (series["name"], [bucket["mean"] for bucket in series["buckets"]]) == ("power_watts", [100.5, 102.5])
+    telemetry.delete(key)
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
+    directory.mkdir(parents=True)
+    paths.hardware_file(directory).write_bytes(encode_samples(samples))
+    assert len((await api.get(path))["series"]) == 1
+    assert (await api.get(f"{path}&name=loss"))["series"] == []
+    assert (await api.client.get(f"/v1/jobs/{job}/metrics?source=elsewhere")).status_code == 422
+
+
 async def test_a_job_without_a_report_says_why(api: Api) -> None:
     api.node(devices=1)
     running, waiting = await api.submit(), await api.submit()
@@ -309,7 +333,10 @@ async def test_pools_nodes_and_recipes_show_what_there_is(api: Api) -> None:
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert [device["job"] for device in node["devices"]] == [job] * 3 + [None]
     assert "linear" in (await api.get("/v1/recipes"))["models"]
+    readings = encode_readings([NodeReading(2, {"power_watts": 250.0})])
+    api.control.client.set(names.readings_key("host-a"), readings)  # the telemetry Redis is the same server here
     text = (await api.client.get("/metrics", headers=api.token(Scope.READ))).text
+    assert 'shardyard_device_power_watts{device="2",node="host-a"} 250.0' in text
     assert 'shardyard_devices{pool="default",state="leased"} 3.0' in text
     assert 'shardyard_jobs{state="starting"} 1.0' in text
     assert 'route="/v1/jobs/{job}"' in text

@@ -13,6 +13,7 @@ from operator import attrgetter
 import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
+from jobs.protocol.hardware import AttemptSamples
 from jobs.protocol.records import (
     AnyRecord,
     BatchSplit,
@@ -24,14 +25,24 @@ from jobs.protocol.records import (
     Returned,
     Step,
 )
+from jobs.splits.hardware_findings import HardwareRun, find_hardware_problems
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
 from jobs.splits.ranking import rank_findings
 from jobs.splits.time_findings import TimedRun, find_time_problems
 from jobs.splits.timings import sum_rates
 from jobs.splits.verdict import describe_run
-from shardyard.contract.report import Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
+from shardyard.contract.report import (
+    DeviceMeasures,
+    Finding,
+    Pattern,
+    PredictionCheck,
+    Report,
+    ReportDevice,
+    Resumed,
+)
 from workers.supervisor.report import notes
+from workers.supervisor.report.hardware_state import HardwareState
 from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes
 from workers.supervisor.report.process_state import ProcessState, ProcessTable, sum_forwards, work_of_unknown_splits
 from workers.supervisor.report.script_observations import ScriptObservations
@@ -91,6 +102,7 @@ class Aggregator(ABC):
         self._rank_notes = RankNotes()
         self._malformed = self._uncounted = 0
         self._resumed: Resumed | None = None
+        self._hardware = HardwareState()
 
     # -- taking records in -------------------------------------------------------------------------
 
@@ -139,6 +151,10 @@ class Aggregator(ABC):
             lines += self._printer.lines(process.rank, numbered, known)
         self._count(self._joiner.add_steps(process.rank, parts))
         return lines
+
+    def add_samples(self, samples: AttemptSamples) -> None:
+        """Take what the node has sampled of the hardware: all samples up to now."""
+        self._hardware.add(samples, self._counts.main_measures.steps, read_through=self._has_read_through())
 
     def rank_ended(self, rank: int) -> None:
         """Note that a rank and all that descends from it have ended, and everything they sent was added."""
@@ -243,8 +259,10 @@ class Aggregator(ABC):
             complete = self._processes.succeeded
             prediction, remark = check_prediction(self._prediction, patterns, complete=complete, overflowed=overflowed)
         findings, seen = self._find_problems(patterns, final, last_line, now)
-        findings = rank_findings([*findings, *find_time_problems(measures, self._describe_timed_run(walls_ms))])
         devices, what_if = measures.devices(walls_ms), measures.what_if(walls_ms)
+        of_time = find_time_problems(measures, self._describe_timed_run(walls_ms))
+        of_hardware = find_hardware_problems(self._hardware.samples, self._describe_hardware_run(devices, patterns))
+        findings = rank_findings([*findings, *of_time, *of_hardware])
         report = Report(
             job_id=subject.job_id,
             attempt=subject.attempt,
@@ -265,6 +283,7 @@ class Aggregator(ABC):
             what_if=what_if,
             verdict=describe_run(devices, what_if),
             rows_per_second=sum_rates(devices),
+            hardware=self._hardware.summaries(),
         )
         facts = NoteFacts(
             seen=seen,
@@ -300,6 +319,22 @@ class Aggregator(ABC):
             straggler=None if straggler is None else straggler.device if straggler.rank is None else straggler.rank,
             is_work_alike=not any(one.shapes_vary for one in self._counts.patterns.to_report() if one.phase == main),
         )
+
+    def _describe_hardware_run(self, measures: Sequence[DeviceMeasures], patterns: Sequence[Pattern]) -> HardwareRun:
+        spec, use, main = self._subject.spec, self._use, self._counts.main_phase
+        return HardwareRun(
+            measures=measures,
+            devices=[self._describe_device(one) for one in self._subject.lease],
+            traces=self._hardware.traces,
+            virtual=self._subject.virtual,
+            is_script=not isinstance(spec.program, RecipeProgram),
+            output_device=use.gathers_on if use.scatters and not self._subject.virtual else None,
+            batch_rows=max((one.batch_rows or 0 for one in patterns if one.phase == main), default=0),
+        )
+
+    def _has_read_through(self) -> bool:
+        """Whether a pass over the training data is over; a recipe's data is all there from the beginning."""
+        return True
 
     def _walls_ms(self, now: float | None) -> list[float | None]:
         """For each device how long the program of its rank has run."""

@@ -115,6 +115,10 @@ class ScriptAggregator(Aggregator):
     def _rank_of_device(self, device: int) -> int:
         return self._seen.rank_of_device.get(device, super()._rank_of_device(device))
 
+    def _has_read_through(self) -> bool:
+        passes = (one for process in self._processes.all_processes() for one in process.passes.latest.values())
+        return any(one.complete and one.trained for one in passes)
+
     def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
     ) -> tuple[Sequence[Finding], ScriptObservations]:

@@ -13,6 +13,7 @@ from jobs.protocol import names
 from jobs.protocol.records import SingleRecord, StepBatch
 from jobs.store import AttemptId
 from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.telemetry.hardware_relay import HardwareRelay
 from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.metric_relay import MetricRelay
 from workers.supervisor.telemetry.progress_publisher import ProgressPublisher
@@ -37,13 +38,19 @@ class TelemetryPublisher:
         shipper: StreamShipper,
         aggregator: Aggregator,
         spec: JobSpec,
+        samples: Path,
     ) -> None:
-        """Raises OSError: the attempt's directory cannot be made."""
+        """`samples` is the file in which the node writes those of the attempt's hardware.
+
+        Raises:
+            OSError: the attempt's directory cannot be made.
+        """
         key = attempt.tenant, attempt.job, attempt.number
         self._logs = LogRelay(directory, devices, shipper)
         self._metrics = MetricRelay(directory, shipper)
         self._shipper = shipper
         self._progress = ProgressPublisher(spec, shipper, names.progress_key(*key))
+        self._hardware = HardwareRelay(samples, shipper, names.hardware_key(*key), paths.hardware_file(directory))
         self._report = ReportPublisher(aggregator, shipper, names.report_key(*key), paths.report_file(directory))
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
@@ -110,6 +117,7 @@ class TelemetryPublisher:
         self._logs.flush_due(now)
         self._metrics.flush_due(now)
         self._progress.publish_if_due(monotonic())
+        self._add_samples()
         self._report.publish_if_due(monotonic())
 
     def write_final_report(self) -> str:
@@ -117,7 +125,15 @@ class TelemetryPublisher:
 
         Returns the error of the disk that refused it; "" when it is written, or the fault is in the report itself.
         """
-        return self._report.write_final(self._progress.last_line())
+        self._add_samples(at_once=True)
+        refused = self._report.write_final(self._progress.last_line())
+        self._hardware.save()
+        return refused
+
+    def _add_samples(self, *, at_once: bool = False) -> None:
+        samples = self._hardware.poll(monotonic(), at_once=at_once)
+        if samples is not None:
+            self._report.add_samples(samples)
 
     def seal(self) -> None:
         """Complete the logs and metrics, and send them to the telemetry Redis unless it is away. A full disk raises

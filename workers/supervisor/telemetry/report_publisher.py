@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from jobs.protocol.hardware import AttemptSamples
 from jobs.protocol.records import SingleRecord, Step
 from jobs.support import failpoints
 from shardyard.contract.report import encode_report
@@ -53,6 +54,11 @@ class ReportPublisher:
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("Step")
             return []
+
+    def add_samples(self, samples: AttemptSamples) -> None:
+        """Take new samples of the hardware. They alone are no reason to publish a snapshot."""
+        with self._logging_failure("samples"):
+            self._aggregator.add_samples(samples)
 
     def rank_ended(self, rank: int) -> None:
         with self._logging_failure("end of a rank"):

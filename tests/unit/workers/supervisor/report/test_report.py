@@ -518,7 +518,7 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
     assert list(body) == [
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
         *("primitives", "balance", "prediction", "findings", "notes", "rehearsal", "resumed"),
-        *("what_if", "verdict", "rows_per_second"),
+        *("what_if", "verdict", "rows_per_second", "hardware"),
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]
