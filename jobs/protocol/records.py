@@ -59,6 +59,7 @@ class Outline(Record, frozen=True):
     total_steps: int | None
     batch_size: int
     dataset_rows: int | None
+    gradient_bytes: int | None = None  # that each rank contributes to a reduction, under ddp
 
 
 class BatchSplit(Record, frozen=True, tag="Split"):
@@ -187,6 +188,14 @@ class Wrapped(Record, frozen=True):
     kind: str  # DataParallel | DistributedDataParallel | FullyShardedDataParallel | fully_shard | parallelize_module
     inside: str
     devices: tuple[int, ...] = ()
+    gradient_bytes: int | None = None  # of its parameters, where the wrapper reduces them
+
+
+class LoaderOpened(Record, frozen=True):
+    """The first pass over a DataLoader begins. `loader` is its number, as in `Loaded`."""
+
+    loader: int
+    num_workers: int
 
 
 class Loaded(Record, frozen=True):
@@ -232,6 +241,30 @@ class ProgramProgress(Record, frozen=True, tag="Progress"):
     steps: int | None
     unit: str = "step"
     source: str = "job"  # job | tqdm | loader
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
+    """A collective that a rank has called. `number` counts those of its process group, as torch does."""
+
+    number: int
+    name: str
+    shapes: tuple[Shape, ...] = ()  # of the first tensors that it took
+
+
+class GroupCalls(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank has called of one process group: the newest call, and the first one that has not ended."""
+
+    group: str
+    ranks: tuple[int, ...]  # of the group; empty where they are not known
+    newest: CollectiveCall
+    pending: CollectiveCall | None = None
+
+
+class CallsMade(Record, frozen=True):
+    """The collectives that the rank has called so far: the answer to `request`, or (0) sent because it fails."""
+
+    request: int
+    groups: tuple[GroupCalls, ...]
 
 
 class Hello(Record, frozen=True):
@@ -323,9 +356,11 @@ SingleRecord = (
     | Joining
     | Group
     | Wrapped
+    | LoaderOpened
     | Loaded
     | Activity
     | ProgramProgress
+    | CallsMade
     | Hello
     | Returned
     | Paused

@@ -173,6 +173,28 @@ class WindowHistory(msgspec.Struct, array_like=True):
             self.width *= 2
 
 
+def fill_backwards(windows: Sequence[StepWindow]) -> list[StepWindow]:
+    """Windows in which no backward was measured have those of the window before."""
+    filled: list[StepWindow] = []
+    last: list[float | None] = [None] * len(windows[0].rows)
+    for window in windows:
+        last = [known if known is not None else before for known, before in zip(window.backward, last, strict=True)]
+        if None in last and any(known is not None for known in last):
+            continue
+        if last != window.backward:
+            window = StepWindow(
+                window.first_step,
+                window.steps,
+                window.cycle_ms,
+                window.rows,
+                window.forward,
+                list(last),
+                window.wait,
+            )
+        filled.append(window)
+    return filled
+
+
 def _trimmed_mean(values: Sequence[float]) -> float:
     """Without the largest one, where there are enough."""
     if len(values) < _MIN_TRIMMED:

@@ -18,10 +18,15 @@ def lease(devices: int, kind: str = "cpu") -> list[LeasedDevice]:
     return [LeasedDevice(n, f"{kind}:{n}", "host-a", kind, "a device") for n in range(devices)]
 
 
-def aggregator(spec: JobSpec, rows: int | None, eval_rows: int | None = None, kind: str = "cpu") -> RecipeAggregator:
-    return RecipeAggregator(
-        "job-1", 1, spec, lease(spec.resources.devices, kind), predict_splits(spec, rows, eval_rows)
-    )
+def aggregator(
+    spec: JobSpec,
+    rows: int | None,
+    eval_rows: int | None = None,
+    kind: str = "cpu",
+    leased: Sequence[LeasedDevice] | None = None,
+) -> RecipeAggregator:
+    leased = lease(spec.resources.devices, kind) if leased is None else leased
+    return RecipeAggregator("job-1", 1, spec, leased, predict_splits(spec, rows, eval_rows))
 
 
 def split(

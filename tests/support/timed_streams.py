@@ -1,7 +1,7 @@
 """Made-up runs with the noise of real ones, in which a device may be slow from some step on."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from jobs.protocol.records import AnyRecord, PrimitiveTimes, ProgramBegan, Step
 from tests.support.record_streams import aggregator, split, step
 from tests.support.specs import make_spec
 from workers.probe.step_records import is_sampled
+from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 ROWS = 8
@@ -16,12 +17,13 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class Plant:
-    """By how much of a step's time one device is slower."""
+    """By how much of a step's time one device is slower, or several are."""
 
     device: int
     part: str  # wait | forward | backward
     share: float
     since: int = 0
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ def _draw_steps(
             number,
             [
                 one.draw(
-                    {slow.part: slow.share * machine.step_ms} if slow is not None and slow.device == index else {},
+                    {slow.part: slow.share * machine.step_ms}
+                    if slow is not None and index in (slow.device, *slow.others)
+                    else {},
                     warm_up,
                 )
                 for index, one in enumerate(drawn)
@@ -81,10 +85,16 @@ def _draw_steps(
 
 
 def ddp_run(
-    ranks: int, steps: int, seed: int, plant: Plant | None = None, machine: Machine = Machine(), kind: str = "cpu"
+    ranks: int,
+    steps: int,
+    seed: int,
+    plant: Plant | None = None,
+    machine: Machine = Machine(),
+    kind: str = "cpu",
+    leased: Sequence[LeasedDevice] | None = None,
 ) -> RecipeAggregator:
     """Ranks that wait for each other at the end of each backward."""
-    told = aggregator(make_spec("ddp", ranks, ROWS), None, kind=kind)
+    told = aggregator(make_spec("ddp", ranks, ROWS), None, kind=kind, leased=leased)
     now = 0.0
     sent: list[list[AnyRecord]] = [[ProgramBegan(0.0), split(0, [rank], [ROWS])] for rank in range(ranks)]
     for number, times in _draw_steps(machine, ranks, steps, seed, plant):

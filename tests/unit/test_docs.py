@@ -1,5 +1,6 @@
 """What the documents say about the code, held against the code."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -349,6 +350,19 @@ def test_every_finding_is_explained() -> None:
 
     documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
     assert documented == set(_REMEDIES) | CODES | TIME_CODES | HARDWARE_CODES
+    made = codes_in_the_code()
+    assert made
+    assert made <= documented
+
+
+def codes_in_the_code() -> set[str]:
+    """The codes of findings that are made anywhere: first arguments of calls that make one."""
+    files = [path for folder in ("jobs/splits", "workers/supervisor/report") for path in (ROOT / folder).rglob("*.py")]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    makers = ("Finding", "Problem", "_warning", "_info")
+    firsts = [call.args[0] for call in calls if ast.unparse(call.func).endswith(makers)]
+    return {first.value for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)}
 
 
 # -- job specs -------------------------------------------------------------------------------------

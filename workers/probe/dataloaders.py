@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, Loaded, ProgramProgress
+from jobs.protocol.records import AnyRecord, Loaded, LoaderOpened, ProgramProgress
 from workers.probe.row_contents import RowContents
 from workers.probe.shapes import tensors_in
 
@@ -28,6 +28,8 @@ SAMPLED = 1000
 MAX_NESTING = 6
 #: Loaders of a process whose first pass is compared with those of other ranks.
 MAX_COMPARED = 8
+#: Loaders of a process that are announced.
+MAX_ANNOUNCED = 64
 #: What samplers and data sets call the number of shards, and their own.
 SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_shards", "shard_index"))
 
@@ -98,6 +100,7 @@ class LoaderTracker:
     def _open_pass(self, iterator: Any, loader: Any) -> LoaderPass:
         if loader not in self._pass_numbers:
             self._pass_numbers[loader] = next(self._loader_numbers), itertools.count()
+            self._announce_loader(loader)
         number, passes = self._pass_numbers[loader]
         if number in self._open_passes:
             self.defer(functools.partial(self._close_pass, self._open_passes[number], complete=False))
@@ -107,6 +110,11 @@ class LoaderTracker:
             weakref.finalize(iterator, self._drop_pass, current).atexit = False
         iterator._watched_pass = self._open_passes[number] = current
         return current
+
+    def _announce_loader(self, loader: Any) -> None:
+        (number, _), workers = self._pass_numbers[loader], _safe_attribute(loader, "num_workers")
+        if number < MAX_ANNOUNCED and type(workers) is int:
+            self._emit(LoaderOpened(number, workers))
 
     def _drop_pass(self, current: LoaderPass) -> None:
         """An iterator is garbage. Batches that it delivered may still be on the tape."""

@@ -112,6 +112,11 @@ def _cuda_index(root: RootModule, args: tuple[Any, ...], kwargs: dict[str, Any])
     return max(index, 0)
 
 
+def sum_gradient_bytes(module: Any) -> int:
+    """The bytes of all gradients of a module, which DistributedDataParallel reduces."""
+    return sum(one.numel() * one.element_size() for one in module.parameters() if one.requires_grad)
+
+
 class DdpTimer:
     """Reads the times that DistributedDataParallel measures of its own backward and all-reduce."""
 

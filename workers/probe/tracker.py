@@ -16,7 +16,7 @@ from workers.probe.data_parallel_tracker import DataParallelTracker, HeldForward
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.fast_path import FastPath, read_learning_rate
 from workers.probe.graph_life import mark_graph
-from workers.probe.measurements import DdpTimer, ProcessDevices
+from workers.probe.measurements import DdpTimer, ProcessDevices, sum_gradient_bytes
 from workers.probe.module_registry import ModuleRegistry, find_method, find_owner
 from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
 from workers.probe.step_builder import StepBuilder
@@ -294,7 +294,8 @@ class Tracker:
         self._wrapped_modules += 1
         if self._wrapped_modules <= MAX_WRAPPED:
             logical = [self.devices.logical[slot] for slot in self.devices.slots_of(devices)]
-            self.reporter.emit(Wrapped(kind, type(module).__name__, tuple(dict.fromkeys(logical))))
+            reduced = sum_gradient_bytes(module) if kind == "DistributedDataParallel" else None
+            self.reporter.emit(Wrapped(kind, type(module).__name__, tuple(dict.fromkeys(logical)), reduced))
 
     def finish(self) -> None:
         self.fast_path.flush()

@@ -320,6 +320,7 @@ def make_outline(run: TrainingRun) -> Outline:
         total_steps=total,
         batch_size=run.program.data.batch_size,
         dataset_rows=_length_of(run.loader.dataset),
+        gradient_bytes=run.strategy.gradient_bytes,
     )
 
 

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.model.spec import JobSpec
+from workers.probe.measurements import sum_gradient_bytes
 from workers.probe.recorder import Recorder, SingleDeviceRecorder
 from workers.probe.step_records import DdpTimes
 from workers.runtime import process_groups
@@ -67,6 +68,7 @@ class PlacedModel:
     straggler: SlowDevice | None = None
     holds: Literal["whole", "replica", "shard"] = "whole"
     buckets: Callable[[], Buckets | None] = lambda: None
+    gradient_bytes: int | None = None  # that each rank contributes to a reduction, where the wrapper reduces them all
 
 
 def build_strategy(
@@ -176,6 +178,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
         straggler,
         "replica" if path is None else "whole",
         lambda: _gradient_buckets(wrapped),
+        sum_gradient_bytes(inner),
     )
 
 

@@ -29,7 +29,8 @@ from jobs.splits.hardware_findings import HardwareRun, find_hardware_problems
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
 from jobs.splits.ranking import rank_findings
-from jobs.splits.time_findings import TimedRun, find_time_problems
+from jobs.splits.time_findings import find_time_problems
+from jobs.splits.timed_run import TimedRun
 from jobs.splits.timings import sum_rates
 from jobs.splits.verdict import describe_run
 from shardyard.contract.report import (
@@ -184,6 +185,7 @@ class Aggregator(ABC):
                 self._found.setdefault(record.device, record)
             case Outline():
                 self._add_outline(record)
+                process.gradient_bytes = record.gradient_bytes
             case Note():
                 self._rank_notes.add(record)
             case ProgramBegan():
@@ -315,9 +317,11 @@ class Aggregator(ABC):
             ranks=[self._rank_of_device(device.logical) for device in lease],
             nodes=[device.node for device in lease],
             walls_ms=walls_ms,
-            num_workers=recipe.data.num_workers if recipe is not None else None,
+            num_workers=self._num_workers(),
             straggler=None if straggler is None else straggler.device if straggler.rank is None else straggler.rank,
             is_work_alike=not any(one.shapes_vary for one in self._counts.patterns.to_report() if one.phase == main),
+            cards=_name_cards(lease),
+            gradient_bytes=self._gradient_bytes(),
         )
 
     def _describe_hardware_run(self, measures: Sequence[DeviceMeasures], patterns: Sequence[Pattern]) -> HardwareRun:
@@ -336,6 +340,16 @@ class Aggregator(ABC):
         """Whether a pass over the training data is over; a recipe's data is all there from the beginning."""
         return True
 
+    def _num_workers(self) -> int | None:
+        """Processes that make the batches of each rank, where that is known."""
+        program = self._subject.spec.program
+        return program.data.num_workers if isinstance(program, RecipeProgram) else None
+
+    def _gradient_bytes(self) -> int | None:
+        """What each rank contributes to a reduction, where all that told it agree."""
+        told = {one.gradient_bytes for one in self._processes.all_processes() if one.gradient_bytes is not None}
+        return told.pop() if len(told) == 1 else None
+
     def _walls_ms(self, now: float | None) -> list[float | None]:
         """For each device how long the program of its rank has run."""
         return [self._wall_ms_of(self._rank_of_device(device.logical), now) for device in self._subject.lease]
@@ -352,3 +366,19 @@ class Aggregator(ABC):
         found = self._found.get(leased.logical) or leased
         rank = self._rank_of_device(leased.logical)
         return ReportDevice(leased.logical, leased.id, leased.node, found.name, rank, found.memory_total_bytes)
+
+
+def _name_cards(lease: Sequence[LeasedDevice]) -> list[str]:
+    """Which kind of device each one is, by what NVML says of all of them; with the size of its memory where that tells
+    devices of one name apart."""
+    sizes: dict[str, set[int]] = {}
+    for device in lease:
+        sizes.setdefault(device.name, set()).add(_gibibytes(device))
+    return [
+        f"{device.name} with {_gibibytes(device)} GiB" if len(sizes[device.name]) > 1 else device.name
+        for device in lease
+    ]
+
+
+def _gibibytes(device: LeasedDevice) -> int:
+    return round((device.memory_total_bytes or 0) / 2**30)

@@ -18,6 +18,7 @@ from jobs.protocol.records import (
     Began,
     Group,
     Loaded,
+    LoaderOpened,
     Outcome,
     Shape,
     Step,
@@ -124,11 +125,21 @@ class LoaderPasses:
     latest: OrderedDict[tuple[bool, int], Loaded] = field(default_factory=OrderedDict)  # trained on, and their number
     counts: Counter[bool] = field(default_factory=Counter)  # passes that were trained on, and others
     batches: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
+    num_workers: dict[int, int] = field(default_factory=dict)  # by loader: processes that make its batches
     _contents: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)  # by loader, and index of the row
 
     def contents_of(self, loaded: Loaded) -> Mapping[int, tuple[int, ...]]:
         """Checksums of the first rows of a loader, by index."""
         return self._contents.get(loaded.loader, {})
+
+    def add_loader(self, opened: LoaderOpened) -> None:
+        if len(self.num_workers) < MAX_PASSES:
+            self.num_workers[opened.loader] = opened.num_workers
+
+    def training_workers(self) -> set[int]:
+        """The numbers of workers of the loaders that were trained on, or of all while no pass has ended."""
+        loaders = self.batches.keys() or self.num_workers.keys()
+        return {self.num_workers[loader] for loader in loaders if loader in self.num_workers}
 
     def add(self, loaded: Loaded) -> None:
         if loaded.contents and len(self._contents) < MAX_PASSES:
@@ -161,6 +172,8 @@ class ProcessState:
     began: Began | None = None
     activity: Activity | None = None
     wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it
+    reducers: int = 0  # models that DistributedDataParallel has wrapped
+    gradient_bytes: int | None = None  # of the only one of them
     passes: LoaderPasses = field(default_factory=LoaderPasses)
     done: dict[str, int] = field(default_factory=dict)  # by phase: steps, as it counts them itself
     trained_forwards: int = 0
@@ -222,6 +235,9 @@ class ProcessState:
     def add_wrapper(self, wrapped: Wrapped) -> None:
         if len(self.wrapped) < MAX_WRAPPED:
             self.wrapped.add((wrapped.kind, wrapped.inside))
+        if wrapped.kind == "DistributedDataParallel":
+            self.reducers += 1
+            self.gradient_bytes = wrapped.gradient_bytes if self.reducers == 1 else None
 
     def mark_ended(self) -> None:
         """Note its end, and drop what only further steps would need."""

@@ -10,7 +10,18 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Joining, Loaded, Step, Wrapped
+from jobs.protocol.records import (
+    Activity,
+    AnyRecord,
+    BatchSplit,
+    Began,
+    Group,
+    Joining,
+    Loaded,
+    LoaderOpened,
+    Step,
+    Wrapped,
+)
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
@@ -75,6 +86,8 @@ class ScriptAggregator(Aggregator):
                 if record.kind in SHARDING:
                     self._use = replace(self._use, sharded=True)
                     self._counts.stop_comparing()
+            case LoaderOpened():
+                process.passes.add_loader(record)
             case Loaded():
                 process.passes.add(record)
             case Activity():
@@ -111,6 +124,10 @@ class ScriptAggregator(Aggregator):
             number = self._numbers[key] = self._numbers.get(key, -1) + process.count_step(step)
             numbered.append(step if number == step.step else msgspec.structs.replace(step, step=number))
         return numbered
+
+    def _num_workers(self) -> int | None:
+        numbers = set[int]().union(*(process.passes.training_workers() for process in self._processes.all_processes()))
+        return numbers.pop() if len(numbers) == 1 else None
 
     def _rank_of_device(self, device: int) -> int:
         return self._seen.rank_of_device.get(device, super()._rank_of_device(device))

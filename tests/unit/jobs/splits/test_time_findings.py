@@ -1,17 +1,20 @@
 """Slow devices, slow input, slow communication: planted ones are named with their cause, and quiet runs have none."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from jobs.protocol.records import LoaderOpened, Outline
 from jobs.splits.time_findings import CODES
+from jobs.splits.unlike_devices import divide_by_speed
 from shardyard.contract.report import Finding
 from tests.support import script_streams
 from tests.support.record_streams import aggregator, split, step
 from tests.support.specs import make_spec
 from tests.support.timed_streams import Machine, Plant, ddp_run, dp_run
+from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 #: Devices that are alike, as those of one server are.
@@ -116,6 +119,17 @@ def test_copying_that_takes_longer_than_dividing_wins_is_found() -> None:
     assert "one device would need" in finding.message
 
 
+def test_communication_says_how_many_bytes_it_moves_and_how_fast() -> None:
+    run = ddp_run(4, 300, 0, None, replace(EVEN, comm=20.0), kind="cuda")
+    for rank in range(4):
+        run.add_record(rank, Outline(1, None, None, 8, None, gradient_bytes=40_000_000))
+    (finding,) = found(run)
+
+    assert finding.numbers["bytes"] == 40_000_000
+    assert finding.numbers["bytes_per_second"] == pytest.approx(2e9, rel=0.05)  # in 20 ms
+    assert "the gradients of a rank are 38.1 MiB, which makes 1." in finding.message
+
+
 def test_a_device_with_fewer_rows_is_not_slow_because_each_of_them_takes_longer() -> None:
     told = aggregator(make_spec("ddp", 3, 10), None)
     for rank, rows in enumerate((10, 10, 2)):
@@ -136,3 +150,111 @@ def test_a_script_has_the_same_findings(slow_ms: float) -> None:
 
     assert [one.code for one in slow] == (["slow-device"] if slow_ms else [])
     assert all("the batches of rank 1 slow" in one.suggestion for one in slow)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_script_that_waits_for_its_input_is_told_how_many_workers_it_has(workers: int) -> None:
+    script = script_streams.told("ddp", 2)
+    for rank in range(2):
+        steps = [step(number, [0], [8], data_wait_ms=30.0, forward_ms=(20.0,), cycle_ms=50.0) for number in range(100)]
+        opened = [LoaderOpened(0, workers), LoaderOpened(1, workers)]
+        script_streams.feed(script, [script_streams.joined(rank, 2), *opened, split(0, [rank], [8]), *steps], rank)
+    (finding,) = [one for one in script.make_report(final=False).findings if one.code == "input-bound"]
+
+    needed = {0: 2, 2: 5}[workers]  # 30 ms for a batch, or 100 ms of two processes, and 20 ms for the rest of a step
+    assert finding.suggestion == (
+        f"set num_workers in the DataLoader to {needed} (now {workers}), or make a batch cheaper"
+    )
+    assert finding.numbers["num_workers"] == workers
+
+
+def test_loaders_with_different_numbers_of_workers_get_no_number() -> None:
+    script = script_streams.told("ddp", 2)
+    for rank in range(2):
+        steps = [step(number, [0], [8], data_wait_ms=30.0, forward_ms=(20.0,), cycle_ms=50.0) for number in range(100)]
+        opened = [LoaderOpened(0, 0), LoaderOpened(1, 4)]
+        script_streams.feed(script, [script_streams.joined(rank, 2), *opened, split(0, [rank], [8]), *steps], rank)
+    (finding,) = [one for one in script.make_report(final=False).findings if one.code == "input-bound"]
+    assert "num_workers" not in finding.numbers
+
+
+# -- several nodes, and cards of different kinds ---------------------------------------------------
+
+
+def placed(*names: str, nodes: Sequence[str] = ("host-a",)) -> list[LeasedDevice]:
+    """GPUs of these names, divided evenly among nodes."""
+    each = len(names) // len(nodes)
+    return [
+        LeasedDevice(index, f"GPU-{index}", nodes[index // each], "cuda", name, 16 << 30)
+        for index, name in enumerate(names)
+    ]
+
+
+TWO_NODES = placed(*["NVIDIA L4"] * 4, nodes=("host-a", "host-b"))
+
+
+@pytest.mark.parametrize(("part", "cause"), [("forward", "compute"), ("wait", "input")])
+def test_a_node_all_of_whose_devices_are_slow_is_named_once(part: str, cause: str) -> None:
+    (finding,) = found(ddp_run(4, 400, 5, Plant(2, part, 0.5, others=(3,)), EVEN, leased=TWO_NODES))
+
+    assert (finding.code, finding.severity) == ("slow-node", "warning")
+    assert "all 2 devices on host-b take" in finding.message
+    assert f"(cause: {cause})" in finding.message
+    assert finding.numbers["devices"] == 2
+    assert finding.numbers["ratio"] == pytest.approx(1 + 0.5 * EVEN.step_ms / 17.4, rel=0.05)
+    assert finding.suggestion.startswith("check host-b for other programs")
+    assert found(ddp_run(4, 400, 5, None, EVEN, leased=TWO_NODES)) == []
+
+
+def test_a_slow_device_of_a_node_whose_other_devices_are_not_is_no_slow_node() -> None:
+    (finding,) = found(ddp_run(4, 400, 5, Plant(3, "forward", 0.5), EVEN, leased=TWO_NODES))
+    assert (finding.code, finding.numbers["device"]) == ("slow-device", 3)
+
+
+def test_slow_devices_on_two_nodes_are_no_slow_node() -> None:
+    slow = found(ddp_run(4, 400, 5, Plant(1, "forward", 0.5, others=(3,)), EVEN, leased=TWO_NODES))
+    assert {finding.code for finding in slow} == {"slow-device"}
+
+
+UNLIKE = placed("NVIDIA A100-SXM4-40GB", "Tesla T4")
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_cards_of_different_kinds_are_told_from_a_slow_device(part: str) -> None:
+    slower = Plant(1, part, 0.5)
+    (finding,) = found(ddp_run(2, 400, 2, slower, EVEN, leased=UNLIKE))
+
+    assert (finding.code, finding.severity) == ("unlike-devices", "info")
+    assert "Tesla T4 (device 1) takes 1.6" in finding.message
+    assert "NVIDIA A100-SXM4-40GB (device 0)" in finding.message
+    assert "of 16 rows these could take 10, 6 each" in finding.suggestion
+    assert finding.numbers["ratio"] == pytest.approx(1.6, rel=0.05)
+    assert finding.cost_device_seconds is not None
+    assert found(ddp_run(2, 400, 2, None, EVEN, leased=UNLIKE)) == []
+    assert [one.code for one in found(ddp_run(2, 400, 2, slower, EVEN, kind="cuda"))] == ["slow-device"]
+
+
+def test_another_card_that_waits_for_its_input_or_became_slow_is_a_slow_device() -> None:
+    (waits,) = found(ddp_run(2, 400, 2, Plant(1, "wait", 0.5), EVEN, leased=UNLIKE))
+    (became,) = found(ddp_run(2, 1000, 2, Plant(1, "forward", 0.5, since=600), EVEN, leased=UNLIKE))
+    assert (waits.code, became.code) == ("slow-device", "slow-device")
+
+
+def test_a_card_that_is_slower_than_others_of_its_kind_is_named_beside_them() -> None:
+    told = aggregator(make_spec("ddp", 4, 8), None, leased=placed("A100", "A100", "T4", "T4"))
+    for rank, forward_ms in enumerate((10.0, 10.0, 16.0, 30.0)):
+        told.add_record(rank, split(0, [rank], [8]))
+        for number in range(400):
+            told.add_record(rank, step(number, [0], [8], forward_ms=(forward_ms,), backward_ms=(2.0,)))
+    assert [(one.code, one.numbers.get("device")) for one in found(told)] == [
+        ("slow-device", 3),
+        ("unlike-devices", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "per_row", "parts"),
+    [(50, [2.0, 3.0], [30, 20]), (16, [1.0, 1.6], [10, 6]), (3, [1.0, 1.0, 50.0], [1, 1, 1]), (1, [1.0, 2.0], [1, 0])],
+)
+def test_rows_are_divided_by_speed(rows: int, per_row: list[float], parts: list[int]) -> None:
+    assert divide_by_speed(rows, per_row) == parts

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from jobs.protocol.records import Activity, Began, Loaded
+from jobs.protocol.records import Activity, Began, Loaded, LoaderOpened
 from tests.support.probe_runs import learn, watched
 
 
@@ -55,6 +55,11 @@ def test_every_step_is_announced_when_it_begins() -> None:
     assert sorted(begun) == sorted(
         (phase, step) for phase, steps in (("train", 8), ("eval", 4)) for step in range(steps)
     )
+
+
+def test_each_loader_says_once_how_many_processes_make_its_batches() -> None:
+    opened = watched(train_and_evaluate).of(LoaderOpened)
+    assert opened == [LoaderOpened(number, 0) for number in range(4)]
 
 
 def test_passes_over_loaders_are_counted() -> None:

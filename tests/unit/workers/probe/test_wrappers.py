@@ -149,7 +149,8 @@ def test_each_rank_of_ddp_shows_what_its_sampler_gave() -> None:
         assert seen.rows() == [[(10,)], [(10,)], [(5,)]]
         assert {split.devices for splits in seen.splits() for split in splits} == {(rank,)}
         assert seen.of(Group) == [Group(rank, 2, "gloo")]
-        assert seen.of(Wrapped) == [Wrapped("DistributedDataParallel", "Sequential")]
+        gradients = sum(4 * parameter.numel() for parameter in network().parameters())
+        assert seen.of(Wrapped) == [Wrapped("DistributedDataParallel", "Sequential", (), gradients)]
         (passed,) = seen.of(Loaded)
         assert (passed.sampler, passed.replicas, passed.replica) == ("DistributedSampler", 2, rank)
 
