@@ -23,6 +23,7 @@ from jobs.protocol.records import RankUp
 from workers.rank import cold_start
 from workers.rank import program as endings
 from workers.rank.script import ScriptSettings
+from workers.runtime import collectives
 from workers.runtime.context import RankContext, RankDevice
 from workers.runtime.endpoints import RankEndpoints
 from workers.runtime.launch import AttemptConfig, StartMessage, attempt_variable
@@ -236,8 +237,11 @@ def _add_variables(config: AttemptConfig, message: StartMessage) -> None:
     if config.account is not None:
         home = str(directory.temporary) if directory is not None else "/nonexistent"
         os.environ.update(HOME=home, USER=config.account.name, LOGNAME=config.account.name)
-    if isinstance(config.spec.program, ScriptProgram):
-        os.environ.update(config.spec.program.env)
+    own = config.spec.program.env if isinstance(config.spec.program, ScriptProgram) else {}
+    if directory is not None and config.devices[0].kind == "cuda":
+        is_cold = config.python is not None
+        os.environ.update(collectives.recorder_variables(directory.output, own, every_name=is_cold))
+    os.environ.update(own)
 
 
 def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:

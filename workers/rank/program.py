@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import NoReturn, TextIO
 
 from jobs.protocol.records import Outcome, ProgramBegan, Returned
+from workers.runtime.collectives import report_calls
 from workers.runtime.context import ChannelSink, NullSink, RankContext, RecordSink, RejectedByWorker, StopTraining
 from workers.runtime.ordered_pipe import OrderedPipe
 
@@ -85,6 +86,7 @@ def _run_and_send(program: Callable[[], object], sink: ChannelSink, owner: int) 
         program()
     except Exception:
         if os.getpid() == owner:
+            report_calls(sink.emit)
             sink.flush(SEND_SECONDS)
         raise
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.runtime import commands, profile_request, stacks
+from workers.runtime.collectives import CallsReporter
 from workers.runtime.context import ChannelSink, CheckpointAccess, DeviceStreams, RankContext, RankDevice, RankPlace
 
 
@@ -34,6 +35,7 @@ class RankEndpoints(RankPlace):
         routed.install()
         stacks.show_stacks_on_signal()
         request = profile_request.map_request(self.profile_request)
+        sink.before_send.append(CallsReporter(request, sink.emit).answer_request)
         return RankContext(*self.place(), sink, routed, stopping, data_root, profile_request=request), sink
 
     def checkpoint_access(self, drafts: Path | None, resume: Path | None) -> CheckpointAccess | None:

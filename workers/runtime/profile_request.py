@@ -1,6 +1,7 @@
-"""The request for a profile that a supervisor shows its ranks: a few bytes of memory that all of them share.
+"""What a supervisor asks its ranks for while they run: a few bytes of memory that all of them share.
 
-A rank looks at one byte of it after each step, which costs less than a pipe that would have to be read.
+A rank looks at one byte of it after each step, which costs less than a pipe that would have to be read. Its thread that
+sends records looks at another one, also while the program hangs.
 """
 
 import contextlib
@@ -11,7 +12,9 @@ from typing import Protocol
 
 #: The number of the requested profile (0: none), and how many steps it is to record.
 NUMBER, STEPS = 0, 1
-_BYTES = 2
+#: The number of the latest request for the collectives that each rank has called (0: none).
+CALLS = 2
+_BYTES = 3
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -36,6 +39,11 @@ def show_request(fd: int, number: int, steps: int) -> None:
     """Ask the ranks for profile `number`; 0 takes the request back."""
     os.pwrite(fd, bytes([steps]), STEPS)
     os.pwrite(fd, bytes([number]), NUMBER)
+
+
+def request_calls(fd: int, number: int) -> None:
+    """Ask the ranks which collectives they have called."""
+    os.pwrite(fd, bytes([number]), CALLS)
 
 
 def map_request(fd: int) -> RequestBytes:

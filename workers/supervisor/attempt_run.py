@@ -18,7 +18,9 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
 from workers.supervisor import descendants, rendezvous, working_dir
 from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
-from workers.supervisor.ending.outcome import AttemptOutcome
+from workers.supervisor.ending.outcome import AttemptOutcome, may_have_timed_out, name_hang
+from workers.supervisor.hangs.diagnosis import find_hang
+from workers.supervisor.hangs.flight_dumps import read_dumps
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.report.aggregator import LeasedDevice
@@ -99,6 +101,7 @@ class AttemptRun:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)
         working_dir.reclaim_storage(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
+        outcome = self._explain_hang(self._publisher, outcome)
         self._keep_files(self._publisher)
         if self._checkpoints is not None and outcome.reason is StateReason.COMPLETED:
             _publish_weights(self._checkpoints)
@@ -124,6 +127,17 @@ class AttemptRun:
         return StartMessage(
             self._working_directory, self._checkpoints.directories.drafts, self._checkpoints.resume_directory
         )
+
+    def _explain_hang(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
+        """Name the ranks that a collective of NCCL had waited for, where it timed out and ranks have left a dump."""
+        directory = self._working_directory
+        if directory is None or not may_have_timed_out(outcome):
+            return outcome
+        hang = find_hang(read_dumps(directory.output), str(directory.root))
+        if hang is None:
+            return outcome
+        publisher.log_line(hang.message)
+        return name_hang(outcome, hang.message)
 
     def _keep_files(self, publisher: TelemetryPublisher) -> None:
         """Keep what a script has left in its working directory, and say in the log and the report what was not kept."""

@@ -23,6 +23,7 @@ import structlog
 from jobs.model.spec import ScriptProgram
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import (
+    CallsMade,
     Note,
     Outcome,
     Paused,
@@ -43,8 +44,11 @@ from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import NOTE_FIELD, DescendantServer
 from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
-from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier
+from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier, name_hang
+from workers.supervisor.ending.training_hints import is_collective_timeout
 from workers.supervisor.event_loop import EventLoop, read_waiting
+from workers.supervisor.hangs.diagnosis import Hang
+from workers.supervisor.hangs.inquiry import HangInquiry
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.process_status import cpu_seconds_of_children, is_dying
 from workers.supervisor.profile_collector import ProfileCollector
@@ -98,7 +102,8 @@ class RankMonitor:
         log_line = publisher.log_line
         self._stop = StopSequence(self._end, config, ranks, self._coordinator, self._descendants, log_line)
         self._activity = RankActivity(len(ranks), checkpoints.first_step if checkpoints is not None else 0)
-        self._stalls = StallReporter(StallDetector(config.spec.limits.stall_seconds), ranks, log_line)
+        detector = StallDetector(config.spec.limits.stall_seconds)
+        self._stalls = StallReporter(detector, HangInquiry(config, ranks), log_line)
         self._teardown = TeardownTimer(ranks)
         self._failures = FailureClassifier(config, requirements=requirements)
         self._profiles = ProfileCollector(config, ranks, lease, log_line)
@@ -140,10 +145,11 @@ class RankMonitor:
             self._on_tick(monotonic())
             self._reap_orphans()
             self._publisher.flush_due(time.time())
+        self._stalls.finish_asking(monotonic(), at_once=True)
         self._read_rest()
         self._profiles.close()
         outcome = self._end.final_outcome()
-        self._repeat_traceback(outcome)
+        self._end_log(outcome)
         return outcome
 
     def _seconds_to_deadline(self) -> float:
@@ -159,16 +165,16 @@ class RankMonitor:
             self._descendants.close()
         self._loop.close()
 
-    def _repeat_traceback(self, outcome: AttemptOutcome) -> None:
+    def _end_log(self, outcome: AttemptOutcome) -> None:
         """Put the traceback of the rank that failed first at the end of the log, if other ranks, which failed because
-        of it, have printed after it."""
+        of it, have printed after it; and what to do about the failure, where that is known."""
         error = outcome.error or {}
         number, text = error.get("rank"), error.get("traceback")
-        if number is None or not text:
-            return
-        if any(rank.printed_at > self._ranks[number].printed_at for rank in self._ranks):
+        if text and any(rank.printed_at > self._ranks[number or 0].printed_at for rank in self._ranks):
             for line in (f"rank {number} failed first; its traceback again:", *text.splitlines()):
                 self._publisher.log_line(line)
+        if advice := error.get("advice"):
+            self._publisher.log_line(f"what to do: {advice}")
 
     # -- what ranks send -------------------------------------------------------------------------------
 
@@ -209,6 +215,9 @@ class RankMonitor:
                 self._coordinator.on_record(rank.number, one, monotonic())
         match record:
             case Saved() | Paused():
+                return
+            case CallsMade():
+                self._stalls.inquiry.add_calls(rank.number, record)
                 return
             case ProfileBegin() | ProfilePart() | ProfileEnd():
                 self._profiles.on_record(rank.number, record)
@@ -286,14 +295,22 @@ class RankMonitor:
         """A rank failed: by its own report, or (`outcome` None) it died without one."""
         if self._stop.is_saving and outcome is not None and outcome.kind == "stopped":
             self._stop.terminate_stopped(monotonic())
-        elif self._end.is_working:
+        elif self._end.is_working and not self._stalls.is_asking:
             first, report = self._find_first_failure(rank, outcome)
-            failed = self._ranks[first]
-            if failed.outcome is not None and report is not None:
-                report = failed.outcome  # its exit handlers may have added something
-            for output in failed.outputs:
-                self._read_output(failed, output)
-            self._stop.terminate_ranks(self._failures.classify_failure(failed, report), monotonic())
+            if report is not None and is_collective_timeout(report) and len(self._ranks) > 1:
+                self._stalls.ask_then(partial(self._end_failed, first, report), monotonic())
+            else:
+                self._end_failed(first, report)
+
+    def _end_failed(self, first: int, report: Outcome | None, hang: Hang | None = None) -> None:
+        """End the attempt, since rank `first` has failed; `hang` says for which rank it had waited."""
+        failed = self._ranks[first]
+        if failed.outcome is not None and report is not None:
+            report = failed.outcome  # its exit handlers may have added something
+        for output in failed.outputs:
+            self._read_output(failed, output)
+        outcome = self._failures.classify_failure(failed, report)
+        self._stop.terminate_ranks(outcome if hang is None else name_hang(outcome, hang.message), monotonic())
 
     def _find_first_failure(self, rank: RankHandle, outcome: Outcome | None) -> RankFailure:
         """The rank that failed first, as far as that can be known: the job's error names it."""
@@ -317,6 +334,7 @@ class RankMonitor:
     def _on_tick(self, now: float) -> None:
         self._check_checkpoints(now)
         self._profiles.on_tick(now)
+        self._stalls.finish_asking(now)
         silence = self._lease.seconds_since_renewal
         if self._lease.command is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)
@@ -364,8 +382,8 @@ class RankMonitor:
                 self._on_outcome(rank, rank.returned.outcome)
 
     def _check_stall(self, now: float) -> None:
-        if self._end.is_working and (why := self._stalls.check_stall(now)) is not None:
-            self._stop.terminate_ranks(AttemptOutcome(StateReason.STALLED, why), now)
+        if self._end.is_working and (outcome := self._stalls.check_stall(now)) is not None:
+            self._stop.terminate_ranks(outcome, now)
 
     def _reap_orphans(self) -> None:
         """Reap orphans of the ranks, which the supervisor adopts, so that a long run collects no zombies."""

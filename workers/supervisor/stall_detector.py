@@ -9,20 +9,19 @@ twenty times its longest pause, and for half an hour. That may be far too late, 
 of a long evaluation that sends no sign.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from jobs.model.state import StateReason
 from jobs.protocol.records import Began, Loaded, ProgramProgress, Saved, SingleRecord, StepBatch
-from workers.rank.handle import RankHandle
-from workers.runtime.stacks import STACKS_SIGNAL
-from workers.supervisor.process_status import is_stopped
+from workers.supervisor.ending.outcome import AttemptOutcome
+from workers.supervisor.hangs.diagnosis import Hang
+from workers.supervisor.hangs.inquiry import HangInquiry
 
 SIGNS_OF_LIFE = (StepBatch, Began, Loaded, ProgramProgress, Saved)
 PAUSE_FACTOR = 20.0
 MIN_STALL_SECONDS = 1800.0
 #: Signs that must have come before their pauses are a measure.
 MIN_SIGNS = 10
-#: How long the stacks of a run that has stalled may take to arrive.
-STACKS_SECONDS = 1.0
 
 
 class StallDetector:
@@ -70,30 +69,52 @@ class StallDetector:
 
 
 class StallReporter:
-    """Has the ranks of a stalled run show their stacks, before it is ended. `log_line` writes to the job's log."""
+    """Asks the ranks of a run that hangs what they wait for, before it is ended. `log_line` writes to the job's log."""
 
-    def __init__(self, detector: StallDetector, ranks: Sequence[RankHandle], log_line: Callable[[str], None]) -> None:
+    def __init__(self, detector: StallDetector, inquiry: HangInquiry, log_line: Callable[[str], None]) -> None:
         self.detector = detector
-        self._ranks = ranks
+        self.inquiry = inquiry
         self._log_line = log_line
-        self._requested_at: float | None = None
+        self._then: Callable[[Hang | None], None] | None = None
 
-    def check_stall(self, now: float) -> str | None:
-        """Why the run is to be ended, once its ranks have had time to show their stacks; None until then."""
+    def check_stall(self, now: float) -> AttemptOutcome | None:
+        """How the run is to be ended, once its ranks have had time to answer; None until then."""
         why = self.detector.find_stall(now)
         if why is None:
-            self._requested_at = None
-        elif self._requested_at is None:
-            self._requested_at = now
+            if self.inquiry.is_open and self._then is None:
+                self.inquiry.close()  # it goes on
+        elif not self.inquiry.is_open:
             self._log_line(f"{why}; the stacks of all ranks follow, in the log of each")
-            for rank in self._ranks:
-                rank.kill(STACKS_SIGNAL)
-        elif now - self._requested_at > STACKS_SECONDS:
-            self._log_stopped_ranks()
-            return f"{why}; the stacks of all ranks are in the log"
+            self.inquiry.begin(now)
+        elif self.inquiry.is_answered(now):
+            return self._outcome_of(why, self._close_inquiry())
         return None
 
-    def _log_stopped_ranks(self) -> None:
-        for rank in self._ranks:
-            if rank.outcome is None and is_stopped(rank.pid):
-                self._log_line(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
+    def ask_then(self, then: Callable[[Hang | None], None], now: float) -> None:
+        """Ask the ranks, and call `then` when they have answered: a rank has given a collective up."""
+        self._then = then
+        if not self.inquiry.is_open:
+            self.inquiry.begin(now)
+
+    @property
+    def is_asking(self) -> bool:
+        return self._then is not None
+
+    def finish_asking(self, now: float, *, at_once: bool = False) -> None:
+        """Call what `ask_then` was given, if the ranks have answered, or `at_once`: there are none any more."""
+        if self._then is not None and (at_once or self.inquiry.is_answered(now)):
+            then, self._then = self._then, None
+            then(self._close_inquiry())
+
+    def _close_inquiry(self) -> Hang | None:
+        hang = self.inquiry.close()
+        if hang is not None:
+            self._log_line(hang.message)
+        return hang
+
+    def _outcome_of(self, why: str, hang: Hang | None) -> AttemptOutcome:
+        if hang is None:
+            return AttemptOutcome(StateReason.STALLED, f"{why}; the stacks of all ranks are in the log")
+        message = f"{why}: {hang.message}; the stacks of all ranks are in the log"
+        error = {"rank": hang.rank, "exit_code": None, "signal": None, "message": message, "traceback": None}
+        return AttemptOutcome(StateReason.STALLED, message, error | {"advice": hang.advice or None})

@@ -1,6 +1,7 @@
 """Runs that come to a stand, and ranks that the kernel kills for want of memory."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,6 +47,64 @@ def test_ranks_that_wait_for_a_frozen_one_show_where(service: Service) -> None:
     said = [service.text(job, device, stream) for device in (0, 1) for stream in ("stderr", "service")]
     assert any("most recent call first" in text for text in said)
     assert any("is stopped (SIGSTOP)" in text for text in said)
+
+
+LEAVES_OTHERS_WAITING = """
+import time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def prepares_for_ever():
+    time.sleep(600)
+
+for step in range(5):
+    if step == 3 and dist.get_rank() == 1:
+        prepares_for_ever()
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_that_others_wait_for_is_named_with_the_line_at_which_it_is(service: Service) -> None:
+    job = service.run_script(
+        {"train.py": LEAVES_OTHERS_WAITING}, strategy="ddp", devices=2, limits={"stall_seconds": 2}
+    )
+    record = service.ended(job)
+    waits = r"rank 0 waits in all_reduce, collective number \d+ \(train\.py, line 14, in <module>\), "
+    missing = r"which rank 1 has not called: rank 1 is at train\.py, line 9, in prepares_for_ever"
+
+    assert record.reason == StateReason.STALLED
+    assert re.search(f"limits.stall_seconds: {waits}{missing}; the stacks", record.message), record.message
+    assert record.error is not None
+    assert record.error["rank"] == 1
+    assert "same collectives in the same order" in record.error["advice"]
+    said = service.text(job, stream="service")
+    assert re.search(waits + missing, said)
+    assert f"what to do: {record.error['advice']}" in said
+
+
+GIVES_UP = """
+import datetime, time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_a_collective_that_times_out_names_the_rank_that_was_not_there(service: Service) -> None:
+    job = service.run_script({"train.py": GIVES_UP}, strategy="ddp", devices=2)
+    record = service.ended(job)
+    assert record.reason == StateReason.CODE_ERROR
+    assert record.error is not None
+    assert re.search(
+        "Timed out waiting .* rank 1 has not called: rank 1 is at train.py, line 6", record.error["message"]
+    )
+    assert record.error["advice"].startswith("A collective was given up")
+    assert "Timed out waiting" in record.error["traceback"]
 
 
 def test_slow_steps_are_no_stall(service: Service) -> None:

@@ -2,47 +2,18 @@
 
 A script that runs on its author's machine may fail on a node for reasons that its own error does not name: there is no
 GPU, no network, no terminal, another port, another set of packages. `explain_error` recognises these errors by their
-text.
+text, and those of training on several devices, whose rules are in `training_hints`.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from workers.supervisor.ending.hint_rules import FailureContext, HintRule, apply_rule, make_rule
+from workers.supervisor.ending.training_hints import NCCL_TIMEOUT, TRAINING_RULES, explain_gpu_memory
 
 MAX_TEXT = 64 * 1024  # of a traceback; its end has the error
 MAX_LINE = 2000
-
-
-@dataclass(frozen=True)
-class FailureContext:
-    """What is known of the job that failed."""
-
-    devices: int  # how many the job leases, or rehearses
-    device_kind: str  # "cpu" or "cuda"
-    strategy: str
-    rehearsing: bool
-    requirements: bool  # the bundle brings a requirements.txt
-
-    @property
-    def on_cuda(self) -> bool:
-        return self.device_kind == "cuda"
-
-    @property
-    def has_launcher_variables(self) -> bool:
-        """Whether the ranks have torchrun's variables."""
-        return self.strategy not in ("single", "dp")
-
-
-AdviceFunction = Callable[[re.Match[str], FailureContext], str]
-
-
-@dataclass(frozen=True)
-class HintRule:
-    """`pattern` is searched in the error's own line; `source_pattern`, if any, in the code of the traceback as well."""
-
-    pattern: re.Pattern[str]
-    advice: str | AdviceFunction
-    source_pattern: re.Pattern[str] | None = None
 
 
 def explain_error(kind: str, message: str, traceback: str, facts: FailureContext) -> str:
@@ -52,15 +23,23 @@ def explain_error(kind: str, message: str, traceback: str, facts: FailureContext
     line that it printed). The chain of causes in `traceback` is searched after it, from the last to the first.
     `kind` is the outcome's: an `out_of_memory` that no rule matches still gets its line.
     """
-    text = traceback[-MAX_TEXT:]
-    for line in _error_lines(message, text):
-        for rule in RULES:
-            advice = _apply_rule(rule, line, text, facts)
-            if advice:
-                return advice
-    if kind == "out_of_memory":
-        return GPU_MEMORY if facts.on_cuda else MAIN_MEMORY
-    return ""
+    facts = replace(facts, traceback=traceback[-MAX_TEXT:])
+    rules = RULES if facts.brings_code else TRAINING_RULES
+    advice = _find_advice(rules, _error_lines(message, facts.traceback), facts)
+    if not advice and kind == "out_of_memory":
+        return explain_gpu_memory(facts) if facts.on_cuda else MAIN_MEMORY
+    return advice
+
+
+def explain_death(printed: str, facts: FailureContext) -> str:
+    """The same for a rank that died without a report: what a library has printed before it ended the process may say
+    why. Anything else that was printed may be a warning from any time."""
+    lines = (line[:MAX_LINE] for line in reversed(printed[-MAX_TEXT:].splitlines()))
+    return _find_advice((NCCL_TIMEOUT,), lines, facts)
+
+
+def _find_advice(rules: Sequence[HintRule], lines: Iterator[str], facts: FailureContext) -> str:
+    return next((advice for line in lines for rule in rules if (advice := apply_rule(rule, line, facts))), "")
 
 
 def _error_lines(message: str, traceback: str) -> Iterator[str]:
@@ -69,13 +48,6 @@ def _error_lines(message: str, traceback: str) -> Iterator[str]:
     for line in reversed(traceback.splitlines()):
         if line and not line[0].isspace():
             yield line[:MAX_LINE]
-
-
-def _apply_rule(rule: HintRule, line: str, traceback: str, facts: FailureContext) -> str:
-    found = rule.pattern.search(line)
-    if found is None or (rule.source_pattern is not None and not rule.source_pattern.search(traceback)):
-        return ""
-    return rule.advice if isinstance(rule.advice, str) else rule.advice(found, facts)
 
 
 # -- a GPU that is not there -----------------------------------------------------------------------
@@ -168,11 +140,6 @@ def _other_hardware(found: re.Match[str], facts: FailureContext) -> str:
 
 # -- memory and disk -------------------------------------------------------------------------------
 
-
-GPU_MEMORY = (
-    "The GPU's memory ran out: make the batch smaller, gather gradients over several smaller batches, or take more "
-    "devices (the split report shows what each one needed)."
-)
 MAIN_MEMORY = "The node's memory ran out: make the batch or the model smaller, or use fewer DataLoader workers."
 SHARED_MEMORY = (
     "Shared memory (/dev/shm) ran out under the DataLoader's workers: use fewer workers or smaller batches, or let the "
@@ -342,29 +309,26 @@ NO_KEYBOARD = "The script waits for input from a keyboard, and a job has none: p
 NO_DISPLAY = "The script opens a window, and a job has no display: for matplotlib, set MPLBACKEND=Agg in program.env."
 
 
-def _make_rule(said: str, advice: str | AdviceFunction, source: str | None = None) -> HintRule:
-    return HintRule(re.compile(said), advice, None if source is None else re.compile(source))
-
-
 # The first rule that matches gives the advice, so the narrower one of two comes first.
 RULES = (
-    _make_rule(r"DistributedDataParallel device_ids and output_device arguments only work with", _ddp_device_ids),
-    _make_rule(r"FSDP needs a non-CPU accelerator device", _no_accelerator),
-    _make_rule(
+    *TRAINING_RULES,
+    make_rule(r"DistributedDataParallel device_ids and output_device arguments only work with", _ddp_device_ids),
+    make_rule(r"FSDP needs a non-CPU accelerator device", _no_accelerator),
+    make_rule(
         r"Cannot access accelerator device when none is available", _no_accelerator, r"fully_sharded_data_parallel"
     ),
-    _make_rule(r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs", _no_nccl),
-    _make_rule(
+    make_rule(r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs", _no_nccl),
+    make_rule(
         r"on a CUDA device but torch\.cuda\.is_available|on CUDA device \d+ but torch\.cuda\.device_count",
         _checkpoint_of_gpu,
     ),
-    _make_rule(r"integer (division or )?modulo by zero", _no_devices),
-    _make_rule(
+    make_rule(r"integer (division or )?modulo by zero", _no_devices),
+    make_rule(
         r"ZeroDivisionError: division by zero", _no_devices, r"device_count|n_?gpus?\b|num_gpus|nprocs|world_size"
     ),
-    _make_rule(r"invalid device ordinal|Invalid device id", _other_device),
-    _make_rule(r"Duplicate GPU detected", SHARED_GPU),
-    _make_rule(
+    make_rule(r"invalid device ordinal|Invalid device id", _other_device),
+    make_rule(r"Duplicate GPU detected", SHARED_GPU),
+    make_rule(
         r"Torch not compiled with CUDA|PyTorch was compiled without CUDA|requires CUDA support"
         r"|module 'torch\._C' has no attribute '_(cuda|nccl|scatter|gather|broadcast_coalesced)"
         r"|Tried to instantiate dummy base class|Cannot get CUDA generator|Cannot access accelerator device"
@@ -372,53 +336,52 @@ RULES = (
         r"|No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so|libcudart\.so",
         _no_gpu,
     ),
-    _make_rule(
+    make_rule(
         r"'NoneType' object has no attribute 'type'|got \(NoneType\)", _no_gpu, r"accelerator|backend_for_device"
     ),
-    _make_rule(
+    make_rule(
         r"\b([Nn]o|[Nn]eeds?|[Rr]equires?|[Ee]xpects?|at least|[Ss]ufficient)\b.{0,40}\b(GPUs?|gpus?)\b", _no_gpu
     ),
-    _make_rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
-    _make_rule(r"not implemented for '(Half|BFloat16)'", _half_precision),
-    _make_rule(r"CUDA out of memory", GPU_MEMORY),
-    _make_rule(r"DefaultCPUAllocator: can't allocate|^MemoryError|Cannot allocate memory", MAIN_MEMORY),
-    _make_rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
-    _make_rule(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", LOST_WORKER),
-    _make_rule(r"Too many open files|received 0 items of ancdata", OPEN_FILES),
-    _make_rule(r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+", DISK_FULL),
-    _make_rule(
+    make_rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
+    make_rule(r"not implemented for '(Half|BFloat16)'", _half_precision),
+    make_rule(r"DefaultCPUAllocator: can't allocate|^MemoryError|Cannot allocate memory", MAIN_MEMORY),
+    make_rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
+    make_rule(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", LOST_WORKER),
+    make_rule(r"Too many open files|received 0 items of ancdata", OPEN_FILES),
+    make_rule(r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+", DISK_FULL),
+    make_rule(
         r"Name or service not known|Temporary failure in name resolution|[Ff]ailed to resolve|No address associated"
         r"|NameResolutionError|no internet connection|Network is unreachable|Max retries exceeded|<urlopen error"
         r"|ProxyError|Tunnel connection failed|[Cc]ouldn't connect to .https?:|Error downloading|OfflineModeIsEnabled"
         r"|LocalEntryNotFoundError|cannot find the (requested|appropriate) .*snapshot",
         NO_NETWORK,
     ),
-    _make_rule(r"Dataset not found", NO_DATA),
-    _make_rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),
-    _make_rule(r"client socket has (timed out|failed)|DistNetworkError: Ping failed", NO_MASTER),
-    _make_rule(r"waiting for clients\. \d+/\d+ clients joined", _too_few_ranks),
-    _make_rule(r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", _no_rendezvous),
-    _make_rule(r"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'", _no_rendezvous),
-    _make_rule(r"TypeError: int\(\) argument must be .*'NoneType'", _no_rendezvous, r"LOCAL_RANK|WORLD_SIZE|\bRANK\b"),
-    _make_rule(r"Default process group has not been initialized", _no_group),
-    _make_rule(r"Connection (reset|closed) by peer|failed to recv, got 0 bytes", LOST_PEER),
-    _make_rule(r"(unrecognized arguments:.*|No such option:? )(?P<option>--local[-_]rank)", _local_rank_refused),
-    _make_rule(r"arguments are required:.*(?P<option>--local[-_]rank)", _local_rank_wanted),
-    _make_rule(
+    make_rule(r"Dataset not found", NO_DATA),
+    make_rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),
+    make_rule(r"client socket has (timed out|failed)|DistNetworkError: Ping failed", NO_MASTER),
+    make_rule(r"waiting for clients\. \d+/\d+ clients joined", _too_few_ranks),
+    make_rule(r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", _no_rendezvous),
+    make_rule(r"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'", _no_rendezvous),
+    make_rule(r"TypeError: int\(\) argument must be .*'NoneType'", _no_rendezvous, r"LOCAL_RANK|WORLD_SIZE|\bRANK\b"),
+    make_rule(r"Default process group has not been initialized", _no_group),
+    make_rule(r"Connection (reset|closed) by peer|failed to recv, got 0 bytes", LOST_PEER),
+    make_rule(r"(unrecognized arguments:.*|No such option:? )(?P<option>--local[-_]rank)", _local_rank_refused),
+    make_rule(r"arguments are required:.*(?P<option>--local[-_]rank)", _local_rank_wanted),
+    make_rule(
         r"error: (unrecognized arguments|the following arguments are required|ambiguous option)"
         r"|error: argument .*(invalid|expected)|Error: No such option",
         REFUSED_ARGUMENTS,
     ),
-    _make_rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
-    _make_rule(r"attempted relative import with no known parent package", NOT_A_MODULE),
-    _make_rule(r"(pip3? install (-U |--upgrade )?|Requirement )'?(?P<name>[\w\[\]-]+)", _wants_package),
-    _make_rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_program, r"subprocess\.py"),
-    _make_rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_file),
-    _make_rule(r"(Read-only file system|Permission denied): '(?P<path>[^']+)'", _not_writable),
-    _make_rule(r"Weights only load failed", MORE_THAN_TENSORS),
-    _make_rule(r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation", NO_COMPILER),
-    _make_rule(r"IndexError: list index out of range|not enough values to unpack", NO_TERMINAL, r"stty size"),
-    _make_rule(r"Inappropriate ioctl for device|setupterm: could not find terminal", NO_TERMINAL),
-    _make_rule(r"EOFError: EOF when reading a line", NO_KEYBOARD),
-    _make_rule(r"no display name|couldn't connect to display|cannot connect to X server", NO_DISPLAY),
+    make_rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
+    make_rule(r"attempted relative import with no known parent package", NOT_A_MODULE),
+    make_rule(r"(pip3? install (-U |--upgrade )?|Requirement )'?(?P<name>[\w\[\]-]+)", _wants_package),
+    make_rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_program, r"subprocess\.py"),
+    make_rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_file),
+    make_rule(r"(Read-only file system|Permission denied): '(?P<path>[^']+)'", _not_writable),
+    make_rule(r"Weights only load failed", MORE_THAN_TENSORS),
+    make_rule(r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation", NO_COMPILER),
+    make_rule(r"IndexError: list index out of range|not enough values to unpack", NO_TERMINAL, r"stty size"),
+    make_rule(r"Inappropriate ioctl for device|setupterm: could not find terminal", NO_TERMINAL),
+    make_rule(r"EOFError: EOF when reading a line", NO_KEYBOARD),
+    make_rule(r"no display name|couldn't connect to display|cannot connect to X server", NO_DISPLAY),
 )

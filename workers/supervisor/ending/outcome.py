@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.files.log_page import clean_for_display
+from jobs.model.spec import ScriptProgram
 from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.ending.child_errors import describe_child_error, find_child_error
-from workers.supervisor.ending.error_hints import FailureContext, explain_error
+from workers.supervisor.ending.error_hints import explain_death, explain_error
+from workers.supervisor.ending.hint_rules import FailureContext
 from workers.supervisor.ending.oom import count_oom_kills
+from workers.supervisor.ending.training_hints import NCCL_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +55,32 @@ class FailureClassifier:
             failure = _outcome_of_report(rank, outcome)
         else:
             failure = outcome_of_death(rank, out_of_memory=self._has_oom_kills())
-        return failure if self._config.spec.program.bundle is None else self._with_advice(failure, outcome)
+        return self._with_advice(failure, rank, outcome)
 
     def _has_oom_kills(self) -> bool:
         """Whether the kernel has killed for want of memory since this attempt began, as far as it can be known."""
         now = count_oom_kills()
         return now is not None and now != self._oom_kills
 
-    def _with_advice(self, failure: AttemptOutcome, outcome: Outcome | None) -> AttemptOutcome:
+    def _with_advice(self, failure: AttemptOutcome, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
         """The same with a line of advice, where there is any for a failure of this kind."""
         assert failure.error is not None
+        program = self._config.spec.program
         context = FailureContext(
             devices=len(self._config.devices),
             device_kind=self._config.devices[0].kind,
             strategy=self._config.strategy,
             rehearsing=self._config.spec.rehearsal,
             requirements=self._requirements,
+            is_script=isinstance(program, ScriptProgram),
+            brings_code=program.bundle is not None,
         )
-        kind, traceback = (outcome.kind, outcome.traceback) if outcome is not None else ("", "")
-        line = explain_error(kind, failure.error["message"], traceback, context)
-        return replace(failure, error=failure.error | {"advice": line or None})
+        if outcome is not None:
+            line = explain_error(outcome.kind, failure.error["message"], outcome.traceback, context)
+        else:
+            line = explain_death(_clean_text(rank.stderr_tail.decode(errors="replace")), context)
+        has_field = bool(line) or program.bundle is not None
+        return replace(failure, error=failure.error | {"advice": line or None}) if has_field else failure
 
 
 def _outcome_of_report(rank: RankHandle, outcome: Outcome) -> AttemptOutcome:
@@ -100,6 +109,19 @@ def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome
         reason = StateReason.OUT_OF_MEMORY
         message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
     return AttemptOutcome(reason, message, _error_of(rank, message) | {"signal": name})
+
+
+def may_have_timed_out(failure: AttemptOutcome) -> bool:
+    """Whether NCCL may have ended the attempt because a collective timed out: it leaves its process no report, or
+    raises an error that says so."""
+    return failure.reason is StateReason.RANK_FAILED or bool(NCCL_TIMEOUT.pattern.search(failure.message))
+
+
+def name_hang(failure: AttemptOutcome, hang: str) -> AttemptOutcome:
+    """The same failure, with the rank that the others had waited for."""
+    error = failure.error or {}
+    words = f"{error.get('message', failure.message)}; {hang}"
+    return replace(failure, message=f"{failure.message}; {hang}", error=error | {"message": words})
 
 
 def _error_of(rank: RankHandle, message: str) -> dict[str, Any]:

@@ -1,102 +1,25 @@
 """The errors that scripts bring from another machine, raised for real, and what the user is told about each."""
 
 import io
-import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.failing_scripts import CPU, Fail, Failure
 from workers.supervisor.ending import error_hints
-from workers.supervisor.ending.error_hints import FailureContext
+from workers.supervisor.ending.hint_rules import FailureContext
 
-CPU = FailureContext(devices=2, device_kind="cpu", strategy="single", rehearsing=False, requirements=False)
 CPU_DDP = replace(CPU, strategy="ddp")
 REHEARSAL = replace(CPU, rehearsing=True)
 REQUIREMENTS = replace(CPU, requirements=True)
 CUDA = replace(CPU, device_kind="cuda")
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU these lines work")
-
-# Forks a child for each script, with torch imported once: a script leaves open files, hooks and groups behind.
-RUNNER = """
-import json, os, runpy, sys, traceback, torch
-def fail(folder):
-    os.chdir(folder)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(os.open("printed", os.O_WRONLY | os.O_CREAT), 1)
-    os.dup2(1, 2)
-    try:
-        runpy.run_path("train.py", run_name="__main__")
-    except BaseException as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        text = [f"{type(error).__name__}: {first}", "".join(traceback.format_exception(error))]
-        with open("failure", "w") as file:
-            json.dump(text, file)
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        try:
-            fail(line.strip())
-        finally:
-            sys.stderr.flush()
-            os._exit(0)
-    os.waitpid(child, 0)
-    print("ended", flush=True)
-"""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a script ended: its error as a job words it, the traceback, and the last line that it printed."""
-
-    message: str
-    trace: str
-    last_line: str
-
-    def advice(self, facts: FailureContext = CPU) -> str:
-        return error_hints.explain_error("code_error", self.message, self.trace, facts)
-
-
-Fail = Callable[[str], Failure]
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator["subprocess.Popen[str]"]:
-    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    env = {name: value for name, value in os.environ.items() if name not in launcher}
-    command = [sys.executable, "-c", RUNNER]
-    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
-        yield process
-        process.communicate(timeout=60)
-
-
-@pytest.fixture
-def fail(runner: "subprocess.Popen[str]", tmp_path: Path) -> Fail:
-    """Run the lines as a program, in an empty folder, with nobody at the keyboard."""
-
-    def failed(script: str) -> Failure:
-        (tmp_path / "train.py").write_text(script)
-        assert runner.stdin is not None
-        assert runner.stdout is not None
-        runner.stdin.write(f"{tmp_path}\n")
-        runner.stdin.flush()
-        assert runner.stdout.readline() == "ended\n"
-        assert (tmp_path / "failure").exists(), "the script did not fail"
-        message, trace = json.loads((tmp_path / "failure").read_text())
-        printed = (tmp_path / "printed").read_text().splitlines()
-        return Failure(message, trace, printed[-1] if printed else "")
-
-    return failed
-
 
 MODEL = "import torch\nmodel = torch.nn.Linear(3, 2)\n"
 
