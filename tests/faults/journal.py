@@ -61,7 +61,8 @@ def _set_attempt(attempt: AttemptPast, fields: Mapping[str, str]) -> None:
         attempt.states.append(fields["state"])
     if fields.get("claimant"):
         attempt.claimants.add(fields["claimant"])
-    if fields.get("reason"):
+    if fields.get("reason") and not ("created" in fields and attempt.reasons == [fields["reason"]]):
+        # An upgrade that writes the whole record in its own shape ends nothing again.
         attempt.reasons.append(fields["reason"])
 
 

@@ -22,7 +22,7 @@ CGROUP_V2 = Path("/sys/fs/cgroup")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 ROOT = Path(__file__).resolve().parents[2]
 #: A commit that is a little older than the release at hand: what may still run beside it while a service is upgraded.
-PREVIOUS_RELEASE = "758a803ce1f0eef4a887d014caee4ac647b6fdcc"
+PREVIOUS_RELEASE = "415330dc1353780ce9da3f1a5386692c17dd7451"
 
 
 @dataclass(frozen=True)
