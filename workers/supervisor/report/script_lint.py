@@ -5,14 +5,14 @@ never a guess: it is made only where the arithmetic of torch (`jobs.splits.plan`
 What the probe could not observe is no finding.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from jobs.protocol.records import Loaded
 from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
 from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
 from shardyard.contract.report import Finding
+from workers.supervisor.report.common_passes import CommonPass, are_grouped, find_common_pass, is_duplicated
 from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.script_observations import (
     ScriptObservations,
@@ -125,84 +125,13 @@ def _use_of_devices(seen: ScriptObservations) -> str:
 # -- the same work twice, or ranks that drift apart ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _CommonPass:
-    """The same pass over the same DataLoader on several ranks, by rank."""
-
-    loads: Mapping[int, Loaded]
-    contents: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
-
-    @property
-    def processed(self) -> int:
-        return sum(one.rows or 0 for one in self.loads.values())
-
-    @property
-    def distinct(self) -> int:
-        """Rows that are not the same on two ranks, where the ranks read either the same or different ones."""
-        different = {(one.digest, one.rows) for one in self.loads.values()}
-        return sum(rows or 0 for _, rows in different)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each rank has rows of its own: a part that a sampler gave it, or one that the script made."""
-        places = {one.replica for one in self.loads.values() if (one.replicas or 0) > 1}
-        digests = {one.digest for one in self.loads.values()}
-        apart = len(digests) == len(self.loads) or self.holds_same is False
-        return len(places) == len(self.loads) or (apart and None not in digests)
-
-    @property
-    def holds_same(self) -> bool | None:
-        """Whether rows of the same index are the same rows on the first ranks that have equal indices; `None` where
-        that is not known: too few were seen on both, or only a part of each row is the same."""
-        groups: dict[int | None, list[int]] = {}
-        for rank, load in self.loads.items():
-            groups.setdefault(load.digest, []).append(rank)
-        pairs = [(ranks[0], other) for ranks in groups.values() for other in ranks[1:]]
-        answers = {_holds_same(self.contents.get(one, {}), self.contents.get(other, {})) for one, other in pairs}
-        return answers.pop() if len(answers) == 1 else None
-
-
-def _holds_same(one: Mapping[int, tuple[int, ...]], other: Mapping[int, tuple[int, ...]]) -> bool | None:
-    """Compares checksums of rows by index, a tensor of the batch at a time. One that is the same in all rows (a label)
-    says nothing."""
-    shared = [(one[index], other[index]) for index in one.keys() & other.keys() if len(one[index]) == len(other[index])]
-    columns = zip(*(zip(*pair, strict=True) for pair in shared), strict=False)
-    told = [column for column in map(list, columns) if len({sum_ for pair in column for sum_ in pair}) > 1]
-    same = {all(first == second for first, second in column) for column in told}
-    return same.pop() if len(same) == 1 else None
-
-
-def _common_pass(trainers: Sequence[ProcessState]) -> _CommonPass | None:
-    """The latest pass that all ranks have trained on, a complete one if there is any. Passes are told by their order:
-    one rank may have made more loaders than another, for evaluation or for what only it does."""
-    if len(trainers) < 2:
-        return None
-    shared = [key for key in trainers[0].passes.latest if all(key in other.passes.latest for other in trainers)]
-    found = [
-        _CommonPass(
-            {process.rank: process.passes.latest[key] for process in trainers},
-            {process.rank: process.passes.contents_of(process.passes.latest[key]) for process in trainers},
-        )
-        for key in reversed(shared)
-    ]
-    trained = [one for one in found if all(load.trained and load.rows for load in one.loads.values())]
-    complete = [one for one in trained if all(load.complete for load in one.loads.values())]
-    return next(iter(complete or trained), None)
-
-
-def _is_duplicated(shared: _CommonPass | None) -> bool:
-    if shared is None or any(load.digest is None or (load.replicas or 0) > 1 for load in shared.loads.values()):
-        return False
-    return shared.distinct < shared.processed and shared.holds_same is not False
-
-
 def _same_or_apart(seen: ScriptObservations) -> Iterator[Finding]:
     """Several ranks trained: on the same rows, or on their own without anything that keeps their models alike."""
     trainers = seen.trainers
     if len(trainers) < 2 or any(process.shares_tensors for process in trainers):
         return
-    shared, grouped = _common_pass(trainers), _are_grouped(trainers)
-    if shared is not None and _is_duplicated(shared):
+    shared, grouped = find_common_pass(trainers), are_grouped(trainers)
+    if shared is not None and is_duplicated(shared):
         yield _duplicated_work(shared, grouped)
     elif not _kept_alike(trainers) and not _why_untold(trainers, shared):
         how = "each on a part of the data of its own" if shared is not None and shared.sharded else "each by itself"
@@ -220,13 +149,9 @@ def _kept_alike(trainers: Sequence[ProcessState]) -> bool:
     return any(process.activity is None or process.averages_gradients for process in trainers)
 
 
-def _are_grouped(trainers: Sequence[ProcessState]) -> bool:
-    return any(process.group is not None and process.group.world_size > 1 for process in trainers)
-
-
-def _why_untold(trainers: Sequence[ProcessState], shared: _CommonPass | None) -> str:
+def _why_untold(trainers: Sequence[ProcessState], shared: CommonPass | None) -> str:
     """Why it cannot be told whether ranks in a process group should have averaged their gradients; "" where it can."""
-    if not _are_grouped(trainers):
+    if not are_grouped(trainers):
         return ""
     if any(process.exchanges_tensors for process in trainers):
         return "they exchange tensors in other ways than by adding them up"
@@ -240,16 +165,16 @@ def remarks_on_averages(seen: ScriptObservations) -> Iterator[str]:
     trainers = seen.trainers
     if len(trainers) < 2 or any(process.shares_tensors for process in trainers) or _kept_alike(trainers):
         return
-    shared = _common_pass(trainers)
+    shared = find_common_pass(trainers)
     why = _why_untold(trainers, shared)
-    if why and not (shared is not None and _is_duplicated(shared)):
+    if why and not (shared is not None and is_duplicated(shared)):
         yield (
             f"{len(trainers)} ranks trained, and nothing that averages their gradients was seen: whether it should be "
             f"could not be told, since {why}"
         )
 
 
-def _duplicated_work(shared: _CommonPass, grouped: bool) -> Finding:
+def _duplicated_work(shared: CommonPass, grouped: bool) -> Finding:
     ranks = len(shared.loads)
     if shared.holds_same is None:
         return Finding(
@@ -363,7 +288,7 @@ def _among_ranks(seen: ScriptObservations) -> Iterator[Finding]:
 
 
 def _equal_ranks(trainers: Sequence[ProcessState]) -> str:
-    shared = _common_pass(trainers)
+    shared = find_common_pass(trainers)
     if shared is not None and all(load.complete and load.batch_size for load in shared.loads.values()):
         full = {((load.rows or 0) // (load.batch_size or 1), load.batch_size) for load in shared.loads.values()}
         if len(full) == 1 and next(iter(full))[0]:
