@@ -219,6 +219,12 @@ class Loaded(Record, frozen=True):
     complete: bool
     trained: bool  # optimizer steps took place meanwhile
     contents: tuple[tuple[int, ...], ...] = ()  # of its first rows: the index, and checksums of what the row holds
+    shuffles: bool | None = None  # what a DistributedSampler of torch was told
+    sampler_number: int | None = None  # of that sampler within the process: passes may be over the same one
+    forwards: int = 0  # of models, meanwhile
+    began_at: float = 0.0  # seconds since the epoch; 0: not known
+    seconds: float = 0.0  # until its last batch was asked for in vain; 0 where it was left early
+    first_batches: tuple[int, ...] = ()  # checksums of those of an iterable data set
 
 
 class Activity(Record, frozen=True):
@@ -229,6 +235,29 @@ class Activity(Record, frozen=True):
     steps: int
     reductions: int  # collectives that add up or average tensors, called by the program itself once it trains
     exchanges: int = 0  # other collectives, and messages, by which tensors travel between its processes
+    gathers: int = 0  # collectives that bring tensors of all ranks together, called outside of any model
+
+
+class Noise(Record, frozen=True):
+    """From what state of the random generator the first training forward of a process begins, as a checksum, and
+    whether its model drops units at random."""
+
+    state: int
+    drops_out: bool
+
+
+class LossWeight(msgspec.Struct, frozen=True, array_like=True):
+    """One backward: the rows before it, the elements of its target that count, and what each weighs in the loss."""
+
+    rows: int | None
+    elements: float
+    weight: float
+
+
+class LossWeights(Record, frozen=True):
+    """The first backwards of a process."""
+
+    backwards: tuple[LossWeight, ...]
 
 
 class ProgramProgress(Record, frozen=True, tag="Progress"):
@@ -359,6 +388,8 @@ SingleRecord = (
     | LoaderOpened
     | Loaded
     | Activity
+    | Noise
+    | LossWeights
     | ProgramProgress
     | CallsMade
     | Hello

@@ -16,7 +16,7 @@ from types import GeneratorType
 from typing import Any
 
 from jobs.protocol.records import AnyRecord, Loaded, LoaderOpened, ProgramProgress
-from workers.probe.row_contents import RowContents
+from workers.probe.comparison.row_contents import BatchContents, RowContents
 from workers.probe.shapes import tensors_in
 
 PROGRESS_SECONDS = 1.0
@@ -30,6 +30,7 @@ MAX_NESTING = 6
 MAX_COMPARED = 8
 #: Loaders of a process that are announced.
 MAX_ANNOUNCED = 64
+DISTRIBUTED_SAMPLER = ("torch.utils.data.distributed", "DistributedSampler")
 #: What samplers and data sets call the number of shards, and their own.
 SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_shards", "shard_index"))
 
@@ -50,7 +51,10 @@ class LoaderPass:
     batches_drawn: Iterator[list[Any]] | None = None
     drawn: deque[tuple[int | None, int | None]] = field(default_factory=deque)
     progress_sent: float = field(default_factory=time.perf_counter)
-    contents: RowContents | None = None  # where it is looked at
+    contents: RowContents | BatchContents | None = None  # where it is looked at
+    forwards_before: int = 0
+    began_at: float = field(default_factory=time.time)
+    seconds: float = 0.0
     is_over: bool = False
 
 
@@ -68,19 +72,27 @@ class LoaderFacts:
     salt: int  # tells data sets apart that hold different rows under the same indices
     is_plain: bool  # torch's own BatchSampler, which makes a new list for each batch; of numbers, not of nothing
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
+    is_iterable: bool  # of a data set that has no indices
+    shuffles: bool | None  # a DistributedSampler of torch does
+    sampler_number: int | None  # of that sampler
 
 
 class LoaderTracker:
     """Follows every pass. `steps` counts the optimizer steps that the step builder has seen, `all_steps` also those
     on the tape of the fast path. `defer` runs an action when everything before it has been handed over."""
 
-    def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
+    def __init__(
+        self, emit: Callable[[AnyRecord], None], steps: Callable[[], int], forwards: Callable[[], int]
+    ) -> None:
         self._emit = emit
         self._sent_steps = self.all_steps = steps
+        self._sent_forwards = forwards
         self.defer: Callable[[Callable[[], None]], None] = lambda action: action()
         self.compares = False  # there are other ranks
         self._pass_numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._loader_numbers = itertools.count()
+        self._sampler_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._free_sampler_numbers = itertools.count()
         self._open_passes: dict[int, LoaderPass] = {}  # by loader
         self._dropped: deque[LoaderPass] = deque()  # their iterators are garbage; sent with the next event
 
@@ -90,10 +102,13 @@ class LoaderTracker:
         known: LoaderPass | None = iterator._watched_pass
         current = known if known is not None and first else self._open_pass(iterator, loader)
         drawing = getattr(iterator, "_sampler_iter", None)
+        compares = self.compares and current.number == 0 and current.loader < MAX_COMPARED
         if not current.facts.is_plain or type(drawing) is not GeneratorType:
+            if compares and current.facts.is_iterable:
+                current.contents = BatchContents()
             return False
         iterator._sampler_iter, current.batches_drawn = itertools.tee(drawing)
-        if self.compares and current.number == 0 and current.loader < MAX_COMPARED and current.facts.collates:
+        if compares and current.facts.collates:
             current.contents = RowContents()
         return True
 
@@ -104,17 +119,29 @@ class LoaderTracker:
         number, passes = self._pass_numbers[loader]
         if number in self._open_passes:
             self.defer(functools.partial(self._close_pass, self._open_passes[number], complete=False))
-        facts = loader_facts(loader)
+        facts = loader_facts(loader, self._number_sampler(distributed_sampler(loader)))
         current = LoaderPass(number, next(passes), facts, self.all_steps(), digest=facts.salt)
         if iterator._watched_pass is None:
             weakref.finalize(iterator, self._drop_pass, current).atexit = False
         iterator._watched_pass = self._open_passes[number] = current
+        self.defer(functools.partial(self._note_forwards, current))
         return current
 
     def _announce_loader(self, loader: Any) -> None:
         (number, _), workers = self._pass_numbers[loader], _safe_attribute(loader, "num_workers")
         if number < MAX_ANNOUNCED and type(workers) is int:
             self._emit(LoaderOpened(number, workers))
+
+    def _number_sampler(self, sampler: Any) -> int | None:
+        if sampler is None:
+            return None
+        if sampler not in self._sampler_numbers:
+            self._sampler_numbers[sampler] = next(self._free_sampler_numbers)
+        return self._sampler_numbers[sampler]
+
+    def _note_forwards(self, current: LoaderPass) -> None:
+        """All that was before a pass has been handed over."""
+        current.forwards_before = self._sent_forwards()
 
     def _drop_pass(self, current: LoaderPass) -> None:
         """An iterator is garbage. Batches that it delivered may still be on the tape."""
@@ -169,6 +196,7 @@ class LoaderTracker:
     def end_pass(self, iterator: Any) -> None:
         current: LoaderPass | None = iterator._watched_pass
         if current is not None:
+            current.seconds = time.time() - current.began_at
             self.defer(functools.partial(self._close_pass, current, complete=True))
 
     def send_dropped(self) -> None:
@@ -203,6 +231,12 @@ class LoaderTracker:
                 complete=complete,
                 trained=self._sent_steps() > current.steps_before,
                 contents=() if current.contents is None else current.contents.rows(),
+                shuffles=facts.shuffles,
+                sampler_number=facts.sampler_number,
+                forwards=self._sent_forwards() - current.forwards_before,
+                began_at=current.began_at,
+                seconds=current.seconds,
+                first_batches=() if current.contents is None else current.contents.batches(),
             )
         )
 
@@ -235,7 +269,15 @@ def _rows_of_batch(batch: Any) -> int | None:
     return int(sizes.pop()) if len(sizes) == 1 else None
 
 
-def loader_facts(loader: Any) -> LoaderFacts:
+def distributed_sampler(loader: Any) -> Any:
+    """torch's own sampler that gives each rank its part, where the loader has one."""
+    batches = _safe_attribute(loader, "batch_sampler")
+    sampler = _safe_attribute(loader if batches is None else batches, "sampler")
+    kind = type(sampler)
+    return sampler if (kind.__module__, kind.__name__) == DISTRIBUTED_SAMPLER else None
+
+
+def loader_facts(loader: Any, sampler_number: int | None = None) -> LoaderFacts:
     dataset, sampler = _safe_attribute(loader, "dataset"), _safe_attribute(loader, "sampler")
     batches = _safe_attribute(loader, "batch_sampler")
     replicas, replica = _find_shard(batches, sampler, dataset)
@@ -243,6 +285,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
     is_torchs = type(batches).__name__ == "BatchSampler"
     shown = _safe_attribute(batches, "sampler") if is_torchs else batches if batches is not None else sampler
     is_plain = is_torchs and type(batches).__module__ == "torch.utils.data.sampler"
+    shuffles = _safe_attribute(distributed_sampler(loader), "shuffle")
     size = _safe_attribute(loader, "batch_size") or _safe_attribute(batches, "batch_size")
     return LoaderFacts(
         batches=_safe_length(loader),
@@ -255,6 +298,9 @@ def loader_facts(loader: Any) -> LoaderFacts:
         salt=_dataset_salt(dataset) if indices is None else 0,
         is_plain=is_plain and type(shown).__name__ != "_InfiniteConstantSampler",
         collates=batches is not None,
+        is_iterable=type(shown).__name__ == "_InfiniteConstantSampler",
+        shuffles=shuffles if isinstance(shuffles, bool) else None,
+        sampler_number=sampler_number,
     )
 
 

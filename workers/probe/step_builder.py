@@ -3,10 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from workers.probe.clock import Mark, Span
+from workers.probe.comparison.loss_weights import LossWeightReader
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
 from workers.probe.step_sender import StepSender
@@ -53,6 +55,7 @@ class StepBuilder:
         self._last_event = 0.0
         self._is_in_backward = False
         self._closed_early = False  # since the last forward
+        self.losses = LossWeightReader(sender.reporter.emit)
 
     # -- forwards --------------------------------------------------------------------------------
 
@@ -143,6 +146,14 @@ class StepBuilder:
             if not self._models.has_optimizers and not self._window.backwards:
                 self._send_forwards([each for each in self._window.forwards if each.is_abandoned])
 
+    def read_loss(self, loss: Any) -> None:
+        """The backward of a loss has begun."""
+        window = self._window
+        latest = [each.call.rows for each in window.forwards if each.backwards_before == len(window.backwards)]
+        known = [rows for rows in latest if rows is not None]
+        rows = sum(known) if latest and len(known) == len(latest) else None
+        self.losses.add_backward(loss, rows, on_host=self.sender.devices.on_host)
+
     def backward_ended(self, span: Span, ended: float) -> None:
         with self._lock:
             self._last_event, self._is_in_backward = ended, False
@@ -196,6 +207,7 @@ class StepBuilder:
             self._close_without_steps()
         if self._closed_without_step:
             self.reporter.note("patterns", LEFT_OVER if self.reporter.steps else NO_STEPS)
+        self.losses.send()
         self.sender.finish()
 
     def _close_without_steps(self) -> None:

@@ -22,6 +22,7 @@ from jobs.protocol.records import (
     Step,
 )
 from workers.probe.clock import Span
+from workers.probe.comparison.noise import NoiseReporter
 from workers.runtime.context import RecordSink
 
 #: Steps whose times a device may not have reached yet before we wait for the oldest.
@@ -260,12 +261,13 @@ class RunReporter:
     def __init__(self, sink: RecordSink, rank: int, world_size: int, device: int | None) -> None:
         """`device`: the only one of this rank."""
         self.rank, self.world_size = rank, world_size
-        self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = 0
+        self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = self.gathers = 0
         self._sink = sink
         self._notes: set[tuple[str, str]] = set()
         self._activity_sent = self._rate_sent = time.perf_counter()
         self._rows_since_rate = 0
         self._device = device
+        self.noise = NoiseReporter(sink.emit)
 
     def note(self, where: str, reason: str) -> None:
         """Send, once, why a field of the report is null, or what its reader must know."""
@@ -301,4 +303,5 @@ class RunReporter:
 
     def send_activity(self) -> None:
         self._activity_sent = time.perf_counter()
-        self._sink.emit(Activity(self.forwards, self.backwards, self.steps, self.reductions, self.exchanges))
+        counts = self.forwards, self.backwards, self.steps, self.reductions, self.exchanges, self.gathers
+        self._sink.emit(Activity(*counts))

@@ -71,7 +71,9 @@ class Tracker:
         self.ddp_timer = DdpTimer(torch, self.reporter)
         sender = StepSender(context.sink, self.reporter, self.devices, self.models, self.ddp_timer, first_split)
         self.builder = StepBuilder(sender, self.models)
-        self.loaders = LoaderTracker(context.sink.emit, lambda: self._count_trainings(self.reporter.steps))
+        self.loaders = LoaderTracker(
+            context.sink.emit, lambda: self._count_trainings(self.reporter.steps), lambda: self.reporter.forwards
+        )
         self._profiler = profiler
         self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost_sink(context.sink), profiler)
         self.builder.on_simple_step = self._add_template
@@ -138,6 +140,8 @@ class Tracker:
         shape = self._input_shape(args, kwargs)
         rows = _count_rows(shape, dim, args)
         with_grad = self.torch.grad_enabled()
+        if self.reporter.noise.is_wanted and training and with_grad:
+            self.reporter.noise.report(root.model.ref(), self.torch.random_state)
         began = time.perf_counter()
         begin_mark = self.devices.mark(slots[0], began)
         reductions = None
@@ -188,7 +192,7 @@ class Tracker:
             return
         if self.devices.placement is None or self.devices.waits_for_cuda:
             return
-        if root.parts or root.owner is not None or forward.in_method:
+        if root.parts or root.owner is not None or forward.in_method or (trains and self.builder.losses.wants_more):
             return
         if phase == "train" and not trains:
             return
@@ -285,7 +289,8 @@ class Tracker:
             self.forget_templates()
             self.reporter.rank, self.reporter.world_size = group[:2]
             self.devices.join_group(group[0])
-            self.loaders.compares = self.loaders.compares or group[1] > 1
+            if group[1] > 1:
+                self.loaders.compares = self.reporter.noise.is_wanted = self.builder.losses.wants_more = True
             self.reporter.emit(Group(*group))
 
     def report_wrapper(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:

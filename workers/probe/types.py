@@ -266,5 +266,6 @@ class TorchQueries:
         self.peak_memory: Callable[[int], int] | None = None  # the most that was used of a device, in bytes
         self.device_properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
         self.is_cuda_ready: Callable[[], bool] = lambda: False
+        self.random_state: Callable[[], int] = lambda: 0  # a checksum of the generator that models draw from
         self.is_capturing: Callable[[], bool] = lambda: False  # a CUDA graph, in which no event may be recorded
         self.process_group: Callable[[], tuple[int, int, str] | None] = lambda: None  # rank, world size, backend

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
@@ -30,15 +31,17 @@ from workers.probe.patches.module_calls import (
 )
 from workers.probe.step_records import DdpTimes
 from workers.probe.tracker import GuardedTracker, Tracker
-from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, LOADED, READY, RETURNED, STEPPING
+from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, LOADED, OUTSIDE, READY, RETURNED, STEPPING
 
 #: What has fewer numbers is about a loss or a count, not about gradients or parameters.
 MIN_EXCHANGED = 9
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce")
 #: Tensors of a collective that are looked at.
 MAX_SIZES = 64
+#: By which ranks bring their outputs together; also called for objects.
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather")
 EXCHANGES = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather", "broadcast", "scatter"),
+    *(*GATHERS, "broadcast", "scatter"),
     *("all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "batch_isend_irecv"),
 )
 
@@ -80,11 +83,18 @@ def fill_torch_queries(guarded: GuardedTracker, torch: Any) -> None:
     named = attrgetter("name", "total_memory")
     queries.device_properties = lambda index: named(torch.cuda.get_device_properties(index))
     queries.is_cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+    queries.random_state = functools.partial(_read_random_state, torch)
     queries.is_capturing = torch.cuda.is_current_stream_capturing
     dist = torch.distributed
     if dist.is_available():
         facts: Callable[[], Any] = lambda: (dist.get_rank(), dist.get_world_size(), dist.get_backend())  # noqa: E731
         queries.process_group = lambda: facts() if dist.is_initialized() else None
+
+
+def _read_random_state(torch: Any) -> int:
+    """Of the generator of the device that computes."""
+    state = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.get_rng_state()
+    return zlib.crc32(state.numpy().tobytes())
 
 
 def _read_ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
@@ -135,6 +145,8 @@ def patch_backward(guarded: GuardedTracker, home: Any) -> None:
         if not guarded.on or now.in_backward or guarded.torch.is_hidden():
             return original(*args, **kwargs)
         mark = guarded.call_guarded("backward", guarded.tracker.begin_backward)
+        if guarded.tracker.builder.losses.wants_more:
+            guarded.call_guarded("backward", _read_loss, guarded.tracker, args, kwargs)
         now.in_backward = True  # checkpointing calls backward within backward
         try:
             result = original(*args, **kwargs)
@@ -145,6 +157,12 @@ def patch_backward(guarded: GuardedTracker, home: Any) -> None:
         return result
 
     home.backward = backward
+
+
+def _read_loss(tracker: Tracker, args: Any, kwargs: Any) -> None:
+    """`args` and `kwargs` are those of torch.autograd.backward."""
+    given = dict(zip(("tensors", "grad_tensors"), args, strict=False)) | kwargs
+    tracker.builder.read_loss(given["tensors"] if given.get("grad_tensors") is None else None)
 
 
 def patch_optimizers(guarded: GuardedTracker, home: Any) -> None:
@@ -263,7 +281,7 @@ def patch_process_groups(guarded: GuardedTracker, home: Any) -> None:
     _replace_everywhere(places, "init_process_group", functools.partial(_wrap_init_process_group, guarded))
     for names, sums in ((REDUCTIONS, True), (EXCHANGES, False)):
         for name in names:
-            _replace_everywhere(places, name, functools.partial(_wrap_exchange, guarded, sums))
+            _replace_everywhere(places, name, functools.partial(_wrap_exchange, guarded, sums, name in GATHERS))
     guarded.tracker.report_group()
 
 
@@ -289,7 +307,7 @@ def _wrap_init_process_group(guarded: GuardedTracker, original: Any) -> Any:
     return init_process_group
 
 
-def _wrap_exchange(guarded: GuardedTracker, sums: bool, original: Any) -> Any:
+def _wrap_exchange(guarded: GuardedTracker, sums: bool, gathers: bool, original: Any) -> Any:
     import torch
 
     is_compiling = torch.compiler.is_compiling
@@ -298,9 +316,18 @@ def _wrap_exchange(guarded: GuardedTracker, sums: bool, original: Any) -> Any:
     def exchange(*args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and guarded.on:
             guarded.call_guarded("collectives", _count_exchange, guarded.tracker, sums, (*args, *kwargs.values()))
+            if gathers and _is_outside(guarded):
+                guarded.tracker.reporter.gathers += 1
         return original(*args, **kwargs)
 
     return exchange
+
+
+def _is_outside(guarded: GuardedTracker) -> bool:
+    """Whether this thread is in no forward, no backward and no step of an optimizer: sharded models gather there."""
+    now, step = guarded.threads.current, guarded.step
+    is_noted_outside = not step.inside and step.stage not in (IN_BACKWARD, STEPPING)
+    return is_noted_outside and now.depth == OUTSIDE and not now.in_backward and not now.optimizers
 
 
 def _count_exchange(tracker: Tracker, sums: bool, args: tuple[Any, ...]) -> None:

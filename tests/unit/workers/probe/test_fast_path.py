@@ -37,6 +37,8 @@ def comparable(seen: Seen) -> list[Any]:
             records.append((record.step, record.phase, record.splits, [time is None for time in times]))
         elif isinstance(record, MetricSample) and record.name != "rows_per_second":
             records.append((record.name, record.step, record.value))
+        elif isinstance(record, Loaded):
+            records.append(msgspec.to_builtins(msgspec.structs.replace(record, began_at=0.0, seconds=0.0)))
         elif not isinstance(record, Began | Joining | Activity | MetricSample | ProgramProgress):
             records.append(msgspec.to_builtins(record))
     notes = [record for record in records if record in [msgspec.to_builtins(note) for note in seen.of(Note)]]

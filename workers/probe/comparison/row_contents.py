@@ -1,5 +1,5 @@
-"""Checksums of the first rows of a pass, by index: whether two ranks read the same rows shows in these alone, since
-each may have a data set of its own. No torch here."""
+"""Checksums of the first rows of a pass, by index, or of its first batches: whether two ranks read the same rows shows
+in these alone, since each may have a data set of its own. No torch here."""
 
 import zlib
 from collections import deque
@@ -11,6 +11,8 @@ from workers.probe.shapes import tensors_in
 
 #: Rows of a pass that are looked at, tensors of a batch, and numbers of a row.
 MAX_ROWS, MAX_TENSORS, MAX_NUMBERS = 512, 2, 64
+#: Batches of an iterable data set that are looked at, and numbers of each.
+MAX_BATCHES, MAX_BATCH_NUMBERS = 3, 4096
 
 RowSums = tuple[int, ...]  # an index, and a checksum of each tensor's row
 
@@ -44,6 +46,34 @@ class RowContents:
     def rows(self) -> tuple[RowSums, ...]:
         return tuple(self._rows[:MAX_ROWS])
 
+    def batches(self) -> tuple[int, ...]:
+        return ()
+
+
+class BatchContents:
+    """Takes the first batches of a pass whose rows have no indices: a checksum of the first tensor of each."""
+
+    def __init__(self) -> None:
+        self.wants_more = True
+        self._batches: list[int] = []
+
+    def add_batch(self, batch: Any) -> None:
+        """A batch as it was delivered; what cannot be read ends this."""
+        try:
+            self._batches.append(_batch_sum(batch))
+            self.wants_more = len(self._batches) < MAX_BATCHES
+        except Exception:  # noqa: BLE001  (tensors of any kind, in modes of any kind)
+            self.wants_more = False
+
+    def add_indices(self, indices: Sequence[Any]) -> None:
+        """There are none."""
+
+    def rows(self) -> tuple[RowSums, ...]:
+        return ()
+
+    def batches(self) -> tuple[int, ...]:
+        return tuple(self._batches)
+
 
 def _row_sums(batch: Any) -> list[RowSums]:
     columns = [_tensor_sums(tensor) for tensor in islice(tensors_in(batch), MAX_TENSORS) if tensor.dim()]
@@ -54,3 +84,10 @@ def _tensor_sums(tensor: Any) -> list[int]:
     rows = tensor.detach().cpu().reshape(len(tensor), -1)
     some = rows[:, :: 1 + rows.shape[1] // MAX_NUMBERS].double().numpy()
     return [zlib.crc32(row.tobytes()) for row in some]
+
+
+def _batch_sum(batch: Any) -> int:
+    tensor = next(tensors_in(batch))
+    numbers = tensor.detach().cpu().reshape(-1)
+    some = numbers[:: 1 + len(numbers) // MAX_BATCH_NUMBERS].double().numpy()
+    return zlib.crc32(some.tobytes(), zlib.crc32(repr(tuple(tensor.shape)).encode()))

@@ -1,0 +1,1 @@
+"""What is seen of a rank so that the report can compare it with other ranks."""
