@@ -32,6 +32,7 @@ from jobs.splits.ranking import rank_findings
 from jobs.splits.time_findings import find_time_problems
 from jobs.splits.timed_run import TimedRun
 from jobs.splits.timings import sum_rates
+from jobs.splits.uneven_work import find_uneven_work
 from jobs.splits.verdict import describe_run
 from shardyard.contract.report import (
     DeviceMeasures,
@@ -262,7 +263,8 @@ class Aggregator(ABC):
             prediction, remark = check_prediction(self._prediction, patterns, complete=complete, overflowed=overflowed)
         findings, seen = self._find_problems(patterns, final, last_line, now)
         devices, what_if = measures.devices(walls_ms), measures.what_if(walls_ms)
-        of_time = find_time_problems(measures, self._describe_timed_run(walls_ms))
+        run = self._describe_timed_run(walls_ms)
+        of_time = [*find_time_problems(measures, run), *find_uneven_work(self._counts.work, measures, run)]
         of_hardware = find_hardware_problems(self._hardware.samples, self._describe_hardware_run(devices, patterns))
         findings = rank_findings([*findings, *of_time, *of_hardware])
         report = Report(

@@ -10,6 +10,7 @@ from itertools import groupby
 from jobs.protocol.records import Shape, Step
 from jobs.splits.device_sums import Share, Sums
 from jobs.splits.timings import Measures
+from jobs.splits.uneven_work import WorkTally
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 from workers.supervisor.report.patterns import PatternTable, WholeBatch
 from workers.supervisor.report.process_state import StepWork, sum_known
@@ -46,6 +47,7 @@ class StepCounts:
     def __init__(self, devices: int, phases: Sequence[str], *, in_turn: bool, comparable: bool) -> None:
         self.patterns = PatternTable()
         self.crowded = False  # several processes used one device at once
+        self.work = WorkTally()
         self.absent_from: dict[int, int] = {}  # by rank: the first step of which it sent nothing
         self._devices = devices
         self._phases = phases
@@ -98,7 +100,10 @@ class StepCounts:
         measures = self._measures.get(first.phase)
         if measures is None:
             measures = self._measures[first.phase] = self._new_measures(Sums.none(self._devices))
-        measures.add(self._shares(steps, division), len(steps))
+        shares = self._shares(steps, division)
+        measures.add(shares, len(steps))
+        if first.phase == self.main_phase and len(division.batches) == 1:
+            self.work.add(division.batches[0].input_shapes, shares)
         if first.phase == self.main_phase and len(first.parts) < len(expected):
             for rank in expected:
                 if rank not in first.parts:
