@@ -9,6 +9,7 @@ from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group,
 from jobs.splits.lint import _REMEDIES
 from jobs.splits.plan import predict_splits
 from jobs.splits.time_findings import CODES as TIME_CODES
+from jobs.splits.uneven_work import CODES as WORK_CODES
 from shardyard.contract.report import Finding, Report
 from tests.support.record_streams import lease, split, step
 from workers.supervisor.report.script_aggregator import ScriptAggregator
@@ -77,8 +78,10 @@ def loaded(
     batches: int | None = None,
     trained: bool = True,
     contents: tuple[tuple[int, ...], ...] = ((0, 10, 1), (1, 11, 1)),
+    **seen: Any,
 ) -> Loaded:
-    """A pass over a loader; `shard` is (which, of how many), and `contents` has checksums of its first rows."""
+    """A pass over a loader; `shard` is (which, of how many), `contents` has checksums of its first rows, and `seen`
+    further fields."""
     replica, replicas = shard if shard is not None else (None, None)
     sampler = "RandomSampler" if shard is None else "DistributedSampler"
     counted = -(-rows // batch_size) if batches is None else batches
@@ -97,7 +100,8 @@ def loaded(
             complete,
             trained,
             contents,
-        )
+        ),
+        **seen,
     )
 
 
@@ -118,7 +122,7 @@ def began(number: int, at: float, phase: str = "train") -> Began:
 
 
 def findings(report: Report) -> dict[str, Finding]:
-    assert {finding.code for finding in report.findings} <= CODES | TIME_CODES | set(_REMEDIES)
+    assert {finding.code for finding in report.findings} <= CODES | TIME_CODES | WORK_CODES | set(_REMEDIES)
     return {finding.code: finding for finding in report.findings}
 
 

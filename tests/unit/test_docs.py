@@ -346,10 +346,11 @@ def test_every_finding_is_explained() -> None:
     from jobs.splits.hardware_findings import CODES as HARDWARE_CODES
     from jobs.splits.lint import _REMEDIES
     from jobs.splits.time_findings import CODES as TIME_CODES
+    from jobs.splits.uneven_work import CODES as WORK_CODES
     from workers.supervisor.report.script_lint import CODES
 
     documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
-    assert documented == set(_REMEDIES) | CODES | TIME_CODES | HARDWARE_CODES
+    assert documented == set(_REMEDIES) | CODES | TIME_CODES | HARDWARE_CODES | WORK_CODES
     made = codes_in_the_code()
     assert made
     assert made <= documented

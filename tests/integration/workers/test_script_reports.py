@@ -36,6 +36,8 @@ if "second" in without and rank == 1:
     sys.exit()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for epoch in range(2):
+    if sampler is not None:
+        sampler.set_epoch(epoch)
     for x, y in DataLoader(data, batch_size=32, sampler=sampler):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()

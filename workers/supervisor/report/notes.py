@@ -14,6 +14,7 @@ from jobs.protocol.records import Note
 from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
 from shardyard.contract.report import REASON_SEPARATOR, Report, join_reasons
+from workers.supervisor.report.evaluation_findings import remarks_on_evaluation
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.script_lint import remarks_on_averages
 from workers.supervisor.report.script_observations import (
@@ -149,7 +150,7 @@ def _script_remarks(report: Report, seen: ScriptObservations) -> Iterator[tuple[
         yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {name_modules(modules)}"
     for text in remarks_on_rows(seen):
         yield "patterns.rows", text
-    for text in remarks_on_averages(seen):
+    for text in (*remarks_on_averages(seen), *remarks_on_evaluation(seen)):
         yield "findings", text
     for one in find_unfinished_steps(seen):
         if not one.long:

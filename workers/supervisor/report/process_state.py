@@ -5,7 +5,8 @@ A recipe has one process for each rank. A script's rank may have descendants tha
 steps count for the rank that it has in its process group.
 """
 
-from collections import Counter, OrderedDict
+import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from jobs.protocol.records import (
     Group,
     Loaded,
     LoaderOpened,
+    LossWeights,
+    Noise,
     Outcome,
     Shape,
     Step,
@@ -30,6 +33,10 @@ from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 MAX_PASSING_SPLITS = 64
 #: Passes over a DataLoader that are kept, the latest ones.
 MAX_PASSES = 64
+#: Evaluations, and long pauses between steps, that are kept of each process, the latest ones.
+MAX_EVALUATIONS = 256
+#: A pause is long from here on.
+LONG_PAUSE_MS = 10_000.0
 #: Wrapped modules that are remembered.
 MAX_WRAPPED = 64
 
@@ -118,6 +125,11 @@ def sum_known(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
+def is_evaluation(loaded: Loaded) -> bool:
+    """Whether it is a whole pass in which a model was called for the batches, and nothing was trained."""
+    return not loaded.trained and loaded.complete and bool(loaded.rows) and 2 * loaded.forwards >= loaded.batches
+
+
 @dataclass(slots=True)
 class LoaderPasses:
     """The passes of one process over its DataLoaders."""
@@ -126,6 +138,7 @@ class LoaderPasses:
     counts: Counter[bool] = field(default_factory=Counter)  # passes that were trained on, and others
     batches: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
     num_workers: dict[int, int] = field(default_factory=dict)  # by loader: processes that make its batches
+    evaluations: deque[Loaded] = field(default_factory=lambda: deque(maxlen=MAX_EVALUATIONS))
     _contents: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)  # by loader, and index of the row
 
     def contents_of(self, loaded: Loaded) -> Mapping[int, tuple[int, ...]]:
@@ -149,6 +162,8 @@ class LoaderPasses:
         self.counts[loaded.trained] += 1
         if len(self.latest) > MAX_PASSES:
             self.latest.popitem(last=False)
+        if is_evaluation(loaded):
+            self.evaluations.append(loaded)
         if loaded.trained and (loaded.loader in self.batches or len(self.batches) < MAX_PASSES):
             self.batches[loaded.loader] = self.batches.get(loaded.loader, 0) + loaded.batches
 
@@ -175,6 +190,9 @@ class ProcessState:
     reducers: int = 0  # models that DistributedDataParallel has wrapped
     gradient_bytes: int | None = None  # of the only one of them
     passes: LoaderPasses = field(default_factory=LoaderPasses)
+    noise: Noise | None = None
+    loss_weights: LossWeights | None = None
+    pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_EVALUATIONS))  # begin, end
     done: dict[str, int] = field(default_factory=dict)  # by phase: steps, as it counts them itself
     trained_forwards: int = 0
 
@@ -226,6 +244,8 @@ class ProcessState:
         """Count a step; returns by how much it is beyond the last one of its phase."""
         before = self.done.get(step.phase, 0)
         self.done[step.phase] = step.step + 1
+        if step.cycle_ms is not None and LONG_PAUSE_MS <= step.cycle_ms - (step.data_wait_ms or 0.0) < math.inf:
+            self.pauses.append((step.at - step.cycle_ms / 1000, step.at))
         if step.phase == "train":
             if self.began is not None and self.began.phase == "forward" and step.at >= self.began.at:
                 self.began = None  # a backward followed what was announced as a forward without one

@@ -19,6 +19,8 @@ from jobs.protocol.records import (
     Joining,
     Loaded,
     LoaderOpened,
+    LossWeights,
+    Noise,
     Step,
     Wrapped,
 )
@@ -33,6 +35,8 @@ from workers.supervisor.report.script_observations import ScriptObservations
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_round
 
+#: Losses that are kept of each process.
+MAX_BACKWARDS = 64
 #: No process group is larger than this.
 MAX_WORLD = 65_536
 
@@ -92,6 +96,10 @@ class ScriptAggregator(Aggregator):
                 process.passes.add(record)
             case Activity():
                 process.activity = record
+            case Noise():
+                process.noise = process.noise or record
+            case LossWeights():
+                process.loss_weights = process.loss_weights or LossWeights(record.backwards[:MAX_BACKWARDS])
             case _:
                 super()._add(process, record)
 

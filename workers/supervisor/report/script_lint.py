@@ -12,6 +12,7 @@ from jobs.protocol.records import Loaded
 from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
 from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
 from shardyard.contract.report import Finding
+from workers.supervisor.report import data_findings, evaluation_findings
 from workers.supervisor.report.common_passes import CommonPass, are_grouped, find_common_pass, is_duplicated
 from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.script_observations import (
@@ -26,7 +27,9 @@ from workers.supervisor.report.script_observations import (
 CODES = frozenset(
     {
         *("no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"),
-        *("unmade-group",),
+        "unmade-group",
+        *data_findings.CODES,
+        *evaluation_findings.CODES,
     }
 )
 MAX_LINE = 200
@@ -386,4 +389,6 @@ _CHECKS: tuple[_Check, ...] = (
     _among_ranks,
     _sampler_padding,
     _dropped_rows,
+    *data_findings.CHECKS,
+    *evaluation_findings.CHECKS,
 )
