@@ -37,12 +37,19 @@ async def submit(request: Request, key: IdempotencyKey) -> Response:
 
 
 @router.post("/v1/plan", **describe("Predict the split of a job spec", Plan, also=(TEXT,), body=_SPEC))
-async def plan(body: Body, as_text: WantsText) -> Response:
+async def plan(
+    who: Caller,
+    jobs: ServiceDep,
+    body: Body,
+    as_text: WantsText,
+    against: Annotated[str, Query(max_length=64, description="a job whose steps are compared with those planned")] = "",
+) -> Response:
     """The predicted split, as JSON or as text. Nothing is created, and the pool's devices are not checked."""
+    other = await jobs.read_spec(who, await deps.job_id(against)) if against else None
     return (
-        responses.text_response(plan_service.plan_job_text(body))
+        responses.text_response(plan_service.plan_job_text(body, other))
         if as_text
-        else responses.json_response(plan_service.plan_job(body))
+        else responses.json_response(plan_service.plan_job(body, other))
     )
 
 

@@ -96,6 +96,14 @@ class JobService:
         """
         return await self._store_job(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
 
+    async def read_spec(self, who: Principal, job: str) -> JobSpec:
+        """The spec of a job.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return (await self._records.read_view(who.tenant, job)).spec
+
     async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> SubmittedJob:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
         view = await self._records.read_view(who.tenant, job)

@@ -69,6 +69,16 @@ def rows_of(spec: JobSpec) -> tuple[int | None, int | None]:
     return dataset_rows(spec.program.data), None if evaluate is None else dataset_rows(evaluate.data)
 
 
+def learning_rate(spec: JobSpec) -> float | None:
+    """The learning rate that the optimizer of a recipe begins with; None where it is not in the spec."""
+    optimizer = spec.program.optimizer if isinstance(spec.program, RecipeProgram) else None
+    if optimizer is None:
+        return None
+    known = load()["optimizers"].get(optimizer.ref, {}).get("args", {}).get("properties", {})
+    rate = optimizer.args.get("lr", known.get("lr", {}).get("default"))
+    return float(rate) if isinstance(rate, (int, float)) else None
+
+
 def dataset_rows(component: Component) -> int | None:
     """Rows of a built-in data set; None where only the worker can know."""
     entry = load()["data"].get(component.ref)

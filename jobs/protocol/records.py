@@ -260,6 +260,58 @@ class LossWeights(Record, frozen=True):
     backwards: tuple[LossWeight, ...]
 
 
+class GradientSync(Record, frozen=True):
+    """How the gradients of one DistributedDataParallel were synchronised up to now; `number` tells those of a process
+    apart, and the latest record of each counts.
+
+    `unsynchronised` are the steps of an optimizer before which the last backward did not reduce gradients. `repeated`
+    are those with several backwards that did, `reductions` of them in all, while gradients were only added up in
+    between. `exchanged` are the numbers that the program itself has exchanged with other processes while it trained.
+    """
+
+    number: int
+    inside: str  # class of the module
+    unsynchronised: int
+    first_unsynchronised: int | None  # the step
+    repeated: int
+    reductions: int
+    gradient_bytes: int  # of one reduction
+    trained_numbers: int  # in all parameters that are trained
+    exchanged: int
+
+
+class LossForm(Record, frozen=True):
+    """How the loss of a batch of so many rows is made of them: `kind` is what is done with the rows (mean, sum, none or
+    unknown), `factors` what the loss is multiplied with. `gathered` is the number of devices whose losses are averaged
+    or added up, 0 where there is one loss."""
+
+    rows: int
+    kind: str
+    factors: tuple[float, ...]
+    gathered: int
+
+
+class NormLayers(Record, frozen=True):
+    """A model has so many BatchNorm layers that take their statistics from each device alone. `values_per_row` are the
+    values of each row, in a channel, of the layer that has the fewest; `None` where that is not known."""
+
+    module: str  # dotted path of the wrapped sub-module, "" for the whole model
+    inside: str  # class of the module
+    layers: int
+    values_per_row: int | None = None
+
+
+class ParameterSearch(Record, frozen=True):
+    """A DistributedDataParallel searches for unused parameters. In `looks` of its `reductions` every parameter had a
+    gradient; `needed` says that in some one had none."""
+
+    number: int
+    inside: str  # class of the module
+    looks: int
+    reductions: int
+    needed: bool
+
+
 class ProgramProgress(Record, frozen=True, tag="Progress"):
     """How far a program is in its own count: what it said itself, or what its progress bar or its DataLoader shows.
 
@@ -390,6 +442,10 @@ SingleRecord = (
     | Activity
     | Noise
     | LossWeights
+    | GradientSync
+    | LossForm
+    | NormLayers
+    | ParameterSearch
     | ProgramProgress
     | CallsMade
     | Hello

@@ -7,14 +7,16 @@ finding is gone from its plan and the run still has a batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
+from jobs.splits.norm_problems import NormFacts, one_row_problem, small_shard_problem
 from jobs.splits.plan import epoch_steps, predict_splits, sampler_rows
+from jobs.splits.problems import SplitProblem
+from jobs.splits.row_weights import weigh_rows
 from shardyard.contract.report import Finding, Pattern, Severity, describe_rows
 
 #: How many batch sizes (multiples of the devices) on either side of the user's are tried.
@@ -26,33 +28,35 @@ _DEVICES = "resources.devices"
 _STRAGGLER = "program.straggler"
 
 
-@dataclass(frozen=True, slots=True)
-class SplitProblem:
-    """A finding without its suggestion."""
-
-    code: str
-    severity: Severity
-    message: str
-
-
 #: Dotted path in the spec -> new value; `None` means: leave the field out.
 _Change = Mapping[str, Any]
 
 
-def lint_splits(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Finding]:
-    """Findings about `patterns` of a job with `spec` over `rows` rows of training data (`None`: unknown)."""
+def lint_splits(
+    spec: JobSpec, patterns: Sequence[Pattern], rows: int | None, norms: NormFacts | None = None
+) -> list[Finding]:
+    """Findings about `patterns` of a job with `spec` over `rows` rows of training data (`None`: unknown), whose model
+    has `norms`, where these are known."""
     if not isinstance(spec.program, RecipeProgram):
         return []
     return [
-        Finding(problem.code, problem.severity, problem.message, _suggest_change(spec, rows, problem.code))
-        for problem in _find_problems(spec, patterns, rows)
+        Finding(
+            problem.code,
+            problem.severity,
+            problem.message,
+            _suggest_change(spec, rows, problem.code, norms),
+            numbers=problem.numbers,
+        )
+        for problem in _find_problems(spec, patterns, rows, norms)
     ]
 
 
 # -- finding problems ------------------------------------------------------------------------------
 
 
-def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[SplitProblem]:
+def _find_problems(
+    spec: JobSpec, patterns: Sequence[Pattern], rows: int | None, norms: NormFacts | None
+) -> list[SplitProblem]:
     split = _countable_patterns(patterns)
     found: list[SplitProblem] = []
     if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
@@ -61,8 +65,10 @@ def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None)
         full = next(counts for _, counts in split if sum(counts) == largest)
         smaller = [counts for _, counts in split if sum(counts) < largest]
         found += data_parallel_problems(full, smaller, spec.resources.devices)
-    if spec.distributed:
+    if spec.distributed and not _adds_up_losses(spec):
         found += rank_problems(patterns)
+    if norms is not None and spec.recipe.mode == "train":
+        found += _of_norm_layers(spec, _countable_patterns(patterns), rows, norms)
     if rows is not None:
         found += _of_the_data_set(spec, rows)
     if _ddp_would_fit(spec):
@@ -75,6 +81,12 @@ def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None)
             )
         )
     return found
+
+
+def _adds_up_losses(spec: JobSpec) -> bool:
+    """Whether the loss of a batch is the sum of its rows' losses, so that all rows weigh the same."""
+    loss = spec.recipe.loss
+    return loss is not None and loss.args.get("reduction") == "sum"
 
 
 _Split = list[tuple[Pattern, tuple[int, ...]]]
@@ -148,14 +160,30 @@ def rank_problems(patterns: Sequence[Pattern]) -> Iterator[SplitProblem]:
     unequal = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if len(set(counts) - {0}) > 1]
     if unequal and unequal[0][0].phase == "train":
         steps = sum(pattern.steps or 0 for pattern, _ in unequal)
-        counts = unequal[0][1]
+        worst = max((weigh_rows(counts) for _, counts in unequal), key=lambda one: one.misplaced)
         yield SplitProblem(
-            "unequal-gradient-weight",
+            "uneven-mean-of-means",
             "warning",
             f"in {steps} {'step' if steps == 1 else 'steps'} the ranks had different numbers of rows "
-            f"({describe_rows(counts)}), but their gradients are averaged as equals: a row on the smallest rank weighs "
-            f"{max(counts) / min(count for count in counts if count):.3g} times one on the largest",
+            f"({describe_rows(worst.counts)}), but their gradients are averaged as equals: a row on the smallest rank "
+            f"weighs {worst.ratio:.3g} times one on the largest, and {worst.misplaced:.0%} of the gradient's weight is "
+            "on the wrong rows",
+            worst.numbers(steps),
         )
+
+
+def _of_norm_layers(spec: JobSpec, split: _Split, rows: int | None, norms: NormFacts) -> Iterator[SplitProblem]:
+    """What BatchNorm makes of single batches: those that are planned, too."""
+    every, limit = spec.recipe.accumulate_steps, spec.recipe.max_steps
+    alone = change_spec(spec, {"program.accumulate_steps": None, "program.max_steps": None})
+    single = _countable_patterns(predict_splits(alone, rows).epoch) if rows is not None or every > 1 else split
+    if not single:
+        return
+    full = max((counts for _, counts in single), key=sum)
+    steps = [(None if one.first_step is None else one.first_step // every, counts) for one, counts in single]
+    reached = [(step, counts) for step, counts in steps if step is None or limit is None or step < limit]
+    hits = (one_row_problem(norms, counts, step) for step, counts in reached)
+    yield from filter(None, (next(filter(None, hits), None), small_shard_problem(norms, full)))
 
 
 def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[SplitProblem]:
@@ -189,16 +217,16 @@ def _ddp_would_fit(spec: JobSpec) -> bool:
 # -- suggesting a change ---------------------------------------------------------------------------
 
 
-def _suggest_change(spec: JobSpec, rows: int | None, code: str) -> str:
+def _suggest_change(spec: JobSpec, rows: int | None, code: str, norms: NormFacts | None) -> str:
     for candidates in _REMEDIES[code]:
-        working = (change for change in candidates(spec, rows) if _change_helps(spec, change, rows, code))
+        working = (change for change in candidates(spec, rows) if _change_helps(spec, change, rows, code, norms))
         best = list(islice(working, 2))
         if best:
             return _describe_changes(best) + _describe_dropped(spec, best[0], rows)
     return _WITHOUT_A_SETTING[code]
 
 
-def _change_helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -> bool:
+def _change_helps(spec: JobSpec, change: _Change, rows: int | None, code: str, norms: NormFacts | None) -> bool:
     """Whether the plan of the changed spec is free of a finding, and still has a batch."""
     if rows is None and code in _NEEDS_ROWS and _BATCH_SIZE in change:
         return False
@@ -206,7 +234,7 @@ def _change_helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -
     plan = predict_splits(changed, rows).epoch
     if rows is not None and not any(pattern.steps for pattern in plan):
         return False
-    return all(problem.code != code for problem in _find_problems(changed, plan, rows))
+    return all(problem.code != code for problem in _find_problems(changed, plan, rows, norms))
 
 
 def change_spec(spec: JobSpec, change: _Change) -> JobSpec:
@@ -315,14 +343,17 @@ _REMEDIES: dict[str, tuple[_Candidates, ...]] = {
     "ragged-last-batch": (_even_sizes, _drop_last, _even_sizes_dropping, _fewer_devices),
     "sampler-padding": (_drop_last, _fewer_devices),
     "dropped-rows": (_even_sizes, _any_sizes, _keep_last),
-    "unequal-gradient-weight": (_drop_last,),
+    "uneven-mean-of-means": (_drop_last,),
+    "one-row-shard": (_drop_last, _even_sizes, _any_sizes, _fewer_devices),
+    "batchnorm-small-shard": (),
     "ddp-would-fit-better": (_switch_to_ddp,),
 }
 
 #: Findings about the end of an epoch: without the number of rows, no batch size can be promised.
-_NEEDS_ROWS = frozenset({"ragged-last-batch", "dropped-rows"})
+_NEEDS_ROWS = frozenset({"ragged-last-batch", "dropped-rows", "one-row-shard"})
 
 _WITHOUT_A_SETTING = {
     **dict.fromkeys(_REMEDIES, "no setting near this one avoids it: the devices would have to divide the data set"),
-    "unequal-gradient-weight": "weight each rank's loss by its rows times ranks over the rows of the whole batch",
+    "batchnorm-small-shard": "give each device more rows (program.data.batch_size), or use nn.GroupNorm in the model",
+    "uneven-mean-of-means": "weight each rank's loss by its rows times ranks over the rows of the whole batch",
 }

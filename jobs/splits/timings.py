@@ -70,6 +70,12 @@ class Measures:
         """Steps in which the time of every device that got rows is known."""
         return self.sums.totals.steps
 
+    @property
+    def exposed_comm_ms(self) -> float | None:
+        """Communication of a step that no work hides, without the wait for the slowest device; `None` where it was not
+        measured."""
+        return self.sums.totals.comm_ms / self.covered_steps if self.covered_steps else None
+
     def add(self, shares: Sequence[Share], count: int) -> None:
         """Add up `count` steps that were divided alike; `shares` has one entry for each leased device."""
         self.sums.steps += count

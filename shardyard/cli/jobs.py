@@ -117,6 +117,9 @@ def show_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJs
 
 def plan_command(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A job spec in JSON; - reads it from standard input.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Compare the planned steps with this job's.", show_default=False)
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -127,9 +130,9 @@ def plan_command(
     spec = read_spec(file)
     with connect_client(url, token) as client:
         if as_json:
-            print_json(client.json(endpoints.plan_job(spec)))
+            print_json(client.json(endpoints.plan_job(spec, against=against)))
         else:
-            print(client.call(endpoints.plan_text(spec)), end="")
+            print(client.call(endpoints.plan_text(spec, against=against)), end="")
 
 
 def resubmit_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:

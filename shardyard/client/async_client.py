@@ -122,9 +122,10 @@ class AsyncClient:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
 
-    async def plan(self, spec: Spec) -> responses.Plan:
-        """The predicted splits of a spec, with findings; nothing is created."""
-        return await self.call(endpoints.plan_job(spec))
+    async def plan(self, spec: Spec, *, against: str | None = None) -> responses.Plan:
+        """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
+        created."""
+        return await self.call(endpoints.plan_job(spec, against=against))
 
     async def job(self, job: str) -> "AsyncJob":
         """A job by its id. Raises NotFound."""

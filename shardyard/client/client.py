@@ -120,9 +120,10 @@ class Client:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return Job(self, self.run(operations.submit_bundled(spec, file, bundle)))
 
-    def plan(self, spec: Spec) -> responses.Plan:
-        """The predicted splits of a spec, with findings; nothing is created."""
-        return self.call(endpoints.plan_job(spec))
+    def plan(self, spec: Spec, *, against: str | None = None) -> responses.Plan:
+        """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
+        created."""
+        return self.call(endpoints.plan_job(spec, against=against))
 
     def job(self, job: str) -> "Job":
         """A job by its id. Raises NotFound."""

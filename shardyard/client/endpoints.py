@@ -67,15 +67,21 @@ def submit_job(spec: Spec, key: str | None = None) -> HttpCall[responses.JobStat
     )
 
 
-def plan_job(spec: Spec) -> HttpCall[responses.Plan]:
+def plan_job(spec: Spec, *, against: str | None = None) -> HttpCall[responses.Plan]:
+    """`against` is a job whose steps are compared with those planned."""
+    return _plan_call(responses.Plan, spec, against, _JSON)
+
+
+def plan_text(spec: Spec, *, against: str | None = None) -> HttpCall[str]:
+    return _plan_call(str, spec, against, _JSON | _TEXT)
+
+
+def _plan_call(kind: Any, spec: Spec, against: str | None, headers: Mapping[str, str]) -> HttpCall[Any]:
+    params = {} if against is None else {"against": against}
+    body = spec_body(spec)
     return HttpCall(
-        method="POST", path="/v1/plan", kind=responses.Plan, content=spec_body(spec), headers=_JSON, repeat=True
+        method="POST", path="/v1/plan", kind=kind, params=params, content=body, headers=headers, repeat=True
     )
-
-
-def plan_text(spec: Spec) -> HttpCall[str]:
-    headers = _JSON | _TEXT
-    return HttpCall(method="POST", path="/v1/plan", kind=str, content=spec_body(spec), headers=headers, repeat=True)
 
 
 def list_jobs(**filters: Any) -> HttpCall[responses.JobList]:

@@ -190,6 +190,7 @@ class Report(msgspec.Struct, frozen=True):
     verdict: str = ""  # one sentence on the whole run
     rows_per_second: float | None = None  # of all devices together
     hardware: tuple[DeviceHardware, ...] = ()  # sampled by the node
+    learning_rate: float | None = None  # the largest so far
 
 
 #: The disjoint parts of a device's wall time.

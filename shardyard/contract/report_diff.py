@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shardyard.contract.batch_growth import find_batch_growth
 from shardyard.contract.report import (
     TIME_PARTS,
     DeviceMeasures,
@@ -145,9 +146,20 @@ def compare_reports(this: Report, against: Report) -> ReportDiff:
         balance=BalancePairs(
             *(_pair_of(this.balance, against.balance, name, without) for name in BalancePairs.__struct_fields__)
         ),
-        findings=_pair_findings(this.findings, against.findings),
+        findings=_pair_findings(this, against),
         notes=SideNotes(_side_notes(this), _side_notes(against)),
     )
+
+
+def _compare_batches(this: Report, against: Report) -> Finding | None:
+    return find_batch_growth(_rows_of_step(this), this.learning_rate, _rows_of_step(against), against.learning_rate)
+
+
+def _rows_of_step(report: Report) -> int | None:
+    """Of the most frequent kind of training step; of several modules, of the largest."""
+    steps = [one for one in report.patterns if one.phase == "train" and one.batch_rows]
+    most = max(steps, key=lambda one: (one.steps or 0, one.batch_rows or 0), default=None)
+    return None if most is None else most.batch_rows
 
 
 def _side_notes(report: Report) -> dict[str, str]:
@@ -217,10 +229,14 @@ def _pair_devices(
         yield DevicePair(device, *pairs)
 
 
-def _pair_findings(this: Sequence[Finding], against: Sequence[Finding]) -> FindingPairs:
-    ours, theirs = ({finding.code for finding in side} for side in (this, against))
+def _pair_findings(this: Report, against: Report) -> FindingPairs:
+    """Those of each report, and what follows from both: about the one whose steps have more rows."""
+    ours, theirs = ({finding.code for finding in side.findings} for side in (this, against))
+    grown, shrunk = _compare_batches(this, against), _compare_batches(against, this)
+    this_only = [finding for finding in this.findings if finding.code not in theirs]
+    against_only = [finding for finding in against.findings if finding.code not in ours]
     return FindingPairs(
-        this_only=tuple(finding for finding in this if finding.code not in theirs),
-        against_only=tuple(finding for finding in against if finding.code not in ours),
+        this_only=(*([grown] if grown is not None else []), *this_only),
+        against_only=(*([shrunk] if shrunk is not None else []), *against_only),
         both=tuple(sorted(ours & theirs)),
     )

@@ -12,6 +12,7 @@ from jobs.splits.time_findings import CODES as TIME_CODES
 from jobs.splits.uneven_work import CODES as WORK_CODES
 from shardyard.contract.report import Finding, Report
 from tests.support.record_streams import lease, split, step
+from workers.supervisor.report.gradient_findings import CODES as GRADIENT_CODES
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 from workers.supervisor.report.script_lint import CODES
 
@@ -113,6 +114,15 @@ IDLE = activity(0, 0)
 DDP = Wrapped("DistributedDataParallel", "Net", (0,))
 
 
+def report_on(ranks: Sequence[Iterable[AnyRecord]], strategy: str = "ddp", devices: int | None = None) -> Report:
+    """The report of a script on what its ranks have sent, which have ended well."""
+    script = told(strategy, len(ranks) if devices is None else devices)
+    for rank, records in enumerate(ranks):
+        feed(script, records, rank)
+    end(script, len(ranks))
+    return script.make_report(final=True)
+
+
 def joined(rank: int, world_size: int) -> Group:
     return Group(rank, world_size, "gloo")
 
@@ -122,7 +132,8 @@ def began(number: int, at: float, phase: str = "train") -> Began:
 
 
 def findings(report: Report) -> dict[str, Finding]:
-    assert {finding.code for finding in report.findings} <= CODES | TIME_CODES | WORK_CODES | set(_REMEDIES)
+    known = CODES | TIME_CODES | WORK_CODES | GRADIENT_CODES | set(_REMEDIES)
+    assert {finding.code for finding in report.findings} <= known
     return {finding.code: finding for finding in report.findings}
 
 

@@ -171,6 +171,7 @@ export interface Report {
   notes: Record<string, string>;
   verdict?: string;
   rows_per_second?: number | null;
+  learning_rate?: number | null;
 }
 
 export interface Plan {

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.protocol.records import DeviceInfo
 from workers.probe.clock import CLOCKS, Mark, Span
+from workers.probe.gradients.unused_search import UnusedSearch
 from workers.probe.shapes import tensors_in
 from workers.probe.step_records import DDP_FIRST, DdpReductions, DdpTimes, RunReporter
 from workers.probe.types import RootModule, TorchQueries
@@ -124,6 +125,8 @@ class DdpTimer:
         self._torch = torch
         self._reporter = reporter
         self._reductions: weakref.WeakKeyDictionary[Any, DdpReductions] = weakref.WeakKeyDictionary()  # by wrapper
+        self._searches: weakref.WeakKeyDictionary[Any, UnusedSearch] = weakref.WeakKeyDictionary()
+        self._searched = 0  # wrappers
 
     def begin_reduction(self, wrapper: Any) -> DdpReductions:
         """A forward begins whose gradients will be reduced."""
@@ -140,9 +143,22 @@ class DdpTimer:
             return None
         wrapper = reductions.wrapper()
         times = self._torch.ddp_times(wrapper, iteration)
+        self._look_at_search(wrapper, iteration)
         if reductions.adjust_sampling(time.perf_counter()):
             self._torch.set_ddp_sampling(wrapper, reductions.every)
         if times is None:
             self._reporter.note("per_device.backward_ms", DDP_UNMEASURED)
             self._reporter.note("per_device.comm_ms", DDP_UNMEASURED)
         return times
+
+    def _look_at_search(self, wrapper: Any, iteration: int) -> None:
+        uses_all = None if wrapper is None else self._torch.uses_all_parameters(wrapper)
+        if uses_all is None:
+            return
+        search = self._searches.get(wrapper)
+        if search is None:
+            search = self._searches[wrapper] = UnusedSearch(self._searched, type(wrapper.module).__name__)
+            self._searched += 1
+        record = search.look_at(wrapper, uses_all, iteration)
+        if record is not None:
+            self._reporter.emit(record)

@@ -9,9 +9,10 @@ import msgspec
 
 from workers.probe.clock import Mark, Span
 from workers.probe.comparison.loss_weights import LossWeightReader
+from workers.probe.gradients.synchronisation import GradientTracker, SyncHistory
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
-from workers.probe.step_sender import StepSender
+from workers.probe.step_sender import RowChecker, StepSender
 from workers.probe.types import NO_BATCHES, Backward, Forward, OptimizerBegin, StepTemplate
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
@@ -34,6 +35,7 @@ class UpdateWindow(msgspec.Struct, eq=False):
     forwards: list[Forward] = []
     backwards: list[Backward] = []
     reduces: bool = False  # gradients of some forward will be reduced
+    histories: dict[int, SyncHistory] = {}  # of the DistributedDataParallels that take part, by number
 
 
 class StepBuilder:
@@ -42,10 +44,10 @@ class StepBuilder:
     def __init__(self, sender: StepSender, models: ModuleRegistry) -> None:
         self.sender = sender
         self.reporter = sender.reporter
-        self.rows = sender.rows
         #: Called after a step of one simple forward: with the forward, the phase, and the id of its split.
         self.on_simple_step: Callable[[Forward, str, int], None] = lambda forward, phase, split: None
         self._models = models
+        self.gradients = GradientTracker(self.reporter.emit, lambda: self.reporter.exchanged_numbers)
         self._window = UpdateWindow()
         self._undecided: Forward | None = None  # in eval mode, with gradients: training only if a backward follows
         self._has_manual_updates = False  # gradients are made, and no optimizer uses them
@@ -56,6 +58,10 @@ class StepBuilder:
         self._is_in_backward = False
         self._closed_early = False  # since the last forward
         self.losses = LossWeightReader(sender.reporter.emit)
+
+    @property
+    def rows(self) -> RowChecker:
+        return self.sender.rows
 
     # -- forwards --------------------------------------------------------------------------------
 
@@ -91,6 +97,9 @@ class StepBuilder:
     def _add_to_window(self, forward: Forward) -> None:
         self._window.forwards.append(forward)
         self._window.reduces = self._window.reduces or forward.call.reductions is not None
+        history = self.gradients.follow(forward)
+        if history is not None:
+            self._window.histories[history.number] = history
         learns = bool(self.reporter.steps) or self._has_manual_updates
         if len(self._window.forwards) >= (MAX_WAITING if learns else FIRST_WAITING):
             self._is_blind = self._is_blind or not learns
@@ -137,7 +146,8 @@ class StepBuilder:
 
     # -- backward and steps ----------------------------------------------------------------------
 
-    def backward_begins(self) -> None:
+    def backward_begins(self, losses: Any = None) -> None:
+        """The backward of `losses`, where they are known."""
         with self._lock:
             self._is_in_backward = True
             if self._undecided is not None:
@@ -145,6 +155,15 @@ class StepBuilder:
                 self._add_to_window(undecided)
             if not self._models.has_optimizers and not self._window.backwards:
                 self._send_forwards([each for each in self._window.forwards if each.is_abandoned])
+            if losses is not None and self._window.forwards and self._has_peers:
+                self.gradients.look_at_loss(losses, self._window.forwards[-1].call.rows)
+            for history in self._window.histories.values():
+                history.before[len(self._window.backwards)] = history.read_marks()
+
+    @property
+    def _has_peers(self) -> bool:
+        """Whether batches are divided among several devices."""
+        return self.reporter.world_size > 1 or len(self.sender.devices.logical) > 1
 
     def read_loss(self, loss: Any) -> None:
         """The backward of a loss has begun."""
@@ -159,21 +178,25 @@ class StepBuilder:
             self._last_event, self._is_in_backward = ended, False
             self.reporter.backwards += 1
             window = self._window
+            for history in window.histories.values():
+                history.after[len(window.backwards)] = history.read_marks()
             belongs = window.forwards or self._models.has_optimizers
             if belongs and len(window.backwards) < MAX_WAITING:
                 window.backwards.append(Backward(span, ended, not window.reduces))
 
-    def step_ended(self, ended: float, optimizer: OptimizerBegin | None = None, end_mark: Mark = None) -> None:
-        """An outermost optimizer step is over: everything since the last one was for it. Its own time is not known
-        where forwards ran within it (closures)."""
+    def step_ended(
+        self, ended: float, optimizer: OptimizerBegin | None = None, end_mark: Mark = None, stepped: Any = None
+    ) -> None:
+        """An outermost optimizer step is over, that of `stepped` where it is known: everything since the last one was
+        for it. Its own time is not known where forwards ran within it (closures)."""
         with self._lock:
             if self._closed_early and not self._window.forwards:
                 self._closed_early = self._is_blind = False
                 self.reporter.steps += 1
             else:
-                self._end_step(ended, optimizer, end_mark)
+                self._end_step(ended, optimizer, end_mark, stepped)
 
-    def _end_step(self, ended: float, optimizer: OptimizerBegin | None, end_mark: Mark) -> None:
+    def _end_step(self, ended: float, optimizer: OptimizerBegin | None, end_mark: Mark, stepped: Any) -> None:
         self._settle_undecided()
         self.reporter.steps += 1
         self._is_blind = False
@@ -183,9 +206,15 @@ class StepBuilder:
         span = None
         if optimizer is not None and all(forward.began < optimizer.began for forward in window.forwards):
             span = Span(self.sender.devices.clock, optimizer.mark, end_mark)
+            if window.histories and stepped is not None:
+                self._end_synchronised_step(window, stepped)
         self.sender.send_step("train", seen, window.backwards, ended, span)
         if len(window.forwards) == len(window.backwards) == 1:
             self._report_simple_step(window.forwards[0], "train")
+
+    def _end_synchronised_step(self, window: UpdateWindow, stepped: Any) -> None:
+        number = self.sender.next_number("train")
+        self.gradients.end_step(window.forwards, len(window.backwards), stepped, number)
 
     def step_skipped(self) -> None:
         """A GradScaler has not let the optimizer take its step."""
@@ -208,6 +237,7 @@ class StepBuilder:
         if self._closed_without_step:
             self.reporter.note("patterns", LEFT_OVER if self.reporter.steps else NO_STEPS)
         self.losses.send()
+        self.gradients.send()
         self.sender.finish()
 
     def _close_without_steps(self) -> None:

@@ -262,6 +262,7 @@ class RunReporter:
         """`device`: the only one of this rank."""
         self.rank, self.world_size = rank, world_size
         self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = self.gathers = 0
+        self.exchanged_numbers = 0  # outside of forwards
         self._sink = sink
         self._notes: set[tuple[str, str]] = set()
         self._activity_sent = self._rate_sent = time.perf_counter()

@@ -5,11 +5,12 @@ Rows are checked on the way: those of a forward have to agree with the batches t
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jobs.protocol.records import MAX_INTERNED, Began, Shape, Step
 from workers.probe.clock import Mark, Span
+from workers.probe.gradients.norm_layers import describe_norms
 from workers.probe.measurements import DdpTimer, ProcessDevices
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
@@ -23,7 +24,7 @@ from workers.probe.step_records import (
     TimedStep,
     is_sampled,
 )
-from workers.probe.types import NO_BATCHES, Backward, Forward, LoadedBatches, StepSample, StepTemplate
+from workers.probe.types import NO_BATCHES, Backward, Forward, LoadedBatches, RootModule, StepSample, StepTemplate
 from workers.runtime.context import RecordSink, innermost_sink
 
 #: Batches of the loaders with which the rows of a forward are compared: frameworks load one ahead.
@@ -340,9 +341,19 @@ class StepSender:
         rows = call.rows if is_trusted else None
         number = self._splits.split_id(phase, self._models.dotted_name(call.root), rows, devices, shards, count_rows)
         self._explain_times(forward)
+        if phase == "train" and not call.root.model.is_examined:
+            self._examine_norms(call.root)
         if not is_scattered and len(self._split_ids) < MAX_INTERNED // 2:
             self._split_ids[key] = number
         return number
+
+    def _examine_norms(self, root: RootModule) -> None:
+        """Send, once for each model, which of its layers depend on how many rows a device has."""
+        root.model.is_examined = True
+        module = root.model.ref()
+        norms = None if module is None else describe_norms(module, self._models.dotted_name(root))
+        if norms is not None:
+            self.reporter.emit(norms)
 
     def _explain_times(self, forward: Forward) -> None:
         is_scattered = forward.sharded.is_scattered
@@ -385,23 +396,25 @@ class StepSender:
     def _add_ddp_times(
         self, step: TimedStep, reductions: list[DdpReductions], forwards: list[Forward], backwards: list[Backward]
     ) -> None:
-        """A wrapper has the times of its latest backward only: where it reduced twice in this step, half is missing."""
+        """A wrapper has the times of its latest backward only: where it reduced several times in this step, the others
+        are taken to have computed as long."""
         step.backward += [backward.span for backward in backwards if backward.is_local]
         step.joint_backward += [backward.span for backward in backwards if not backward.is_local]
-        times = [self._ddp_timer.read_times(each) for each in dict.fromkeys(reductions)]
-        known = [each for each in times if each is not None]
-        if len(known) == len(reductions):
-            step.ddp_times = DdpTimes(sum(each.computed_ms for each in known))
-            step.gaps += _gaps_before_backward(forwards, backwards)
-
-
-def _gaps_before_backward(forwards: list[Forward], backwards: list[Backward]) -> Iterator[Span]:
-    """From the latest forward of each wrapper to the backward that reduces its gradients."""
-    latest = {forward.call.reductions: forward for forward in forwards if forward.call.reductions is not None}
-    for forward in latest.values():
-        reducing = next((each for each in backwards[forward.backwards_before :] if not each.is_local), None)
-        if reducing is not None and forward.span is not None:
-            yield Span(reducing.span.clock, forward.span.end, reducing.span.begin)
+        times = {each: self._ddp_timer.read_times(each) for each in dict.fromkeys(reductions)}
+        reduced = {
+            (forward.call.reductions, forward.backwards_before): forward
+            for forward in forwards
+            if forward.call.reductions is not None and forward.backwards_before < len(backwards)
+        }
+        known = [times[each] for each, _ in reduced if each is not None]
+        computed_ms = [each.computed_ms for each in known if each is not None]
+        if len(computed_ms) == len(reductions):
+            step.ddp_times = DdpTimes(sum(computed_ms))
+            step.gaps += [
+                Span(backwards[position].span.clock, forward.span.end, backwards[position].span.begin)
+                for (_, position), forward in reduced.items()
+                if forward.span is not None
+            ]
 
 
 def _split_key(phase: str, forward: Forward, is_trusted: bool) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from workers.probe.step_profiler import StepProfiler
 from workers.probe.step_records import RunReporter, is_sampled
 from workers.probe.step_sender import StepSender
 from workers.probe.types import (
+    INSIDE,
     OFF,
     OUTSIDE,
     SEARCHING,
@@ -71,6 +72,7 @@ class Tracker:
         self.ddp_timer = DdpTimer(torch, self.reporter)
         sender = StepSender(context.sink, self.reporter, self.devices, self.models, self.ddp_timer, first_split)
         self.builder = StepBuilder(sender, self.models)
+        self.builder.gradients.loss_forms.is_scale = lambda factor: torch.is_loss_scale(factor)
         self.loaders = LoaderTracker(
             context.sink.emit, lambda: self._count_trainings(self.reporter.steps), lambda: self.reporter.forwards
         )
@@ -196,6 +198,8 @@ class Tracker:
             return
         if phase == "train" and not trains:
             return
+        if trains and root.kind == "ddp" and call.reductions is None:  # the next one may be synchronised again
+            return
         if phase == "eval" and call.with_grad and self.models.has_optimizers:  # a backward may follow the next one
             return
         template = self.builder.make_template(forward, phase, split)
@@ -209,12 +213,12 @@ class Tracker:
 
     # -- backward, optimizers, loaders -------------------------------------------------------------
 
-    def begin_backward(self) -> Mark | None:
+    def begin_backward(self, losses: Any = None) -> Mark | None:
         if self.devices.is_capturing():
             return None
         self.threads.current.leave_fast_path()
         self.held.settle()
-        self.builder.backward_begins()
+        self.builder.backward_begins(losses)
         return self.devices.mark_now(self._latest_slot)
 
     def end_backward(self, begin: Mark) -> None:
@@ -249,7 +253,7 @@ class Tracker:
                 self.reporter.report_learning_rate(read_learning_rate(optimizer))
             self.fast_path.optimizer_steps += 1
             now = time.perf_counter()
-            self.builder.step_ended(now, thread.stepping, self.devices.mark(self._latest_slot, now))
+            self.builder.step_ended(now, thread.stepping, self.devices.mark(self._latest_slot, now), optimizer)
             self._advance_profile()
 
     def skip_step(self) -> None:
@@ -273,11 +277,16 @@ class Tracker:
         """Steps of optimizers, or backwards where there are none."""
         return steps if self.models.has_optimizers else steps + self.reporter.backwards
 
-    def count_exchange(self, sums: bool) -> None:
-        """Tensors travel between processes; what does before any training is about the start, not about gradients."""
-        if self.reporter.backwards or self.reporter.steps:
-            self.reporter.reductions += sums
-            self.reporter.exchanges += not sums
+    def count_exchange(self, sums: bool, numbers: int) -> None:
+        """Tensors with so many numbers travel between processes. What does before any training is about the start, and
+        not about gradients, and what has few numbers is about a loss or a count; both do not count. What does within a
+        forward is no gradient either."""
+        if not self.reporter.backwards and not self.reporter.steps:
+            return
+        self.reporter.reductions += sums
+        self.reporter.exchanges += not sums
+        if self.threads.current.depth != INSIDE and not self.fast_path.step.inside:
+            self.reporter.exchanged_numbers += numbers
 
     # -- groups and wrappers -----------------------------------------------------------------------
 

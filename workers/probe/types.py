@@ -38,6 +38,7 @@ class WatchedModel:
     has_parameters: bool
     name: str | None = None
     is_counted: bool = False  # a forward of it has been counted
+    is_examined: bool = False  # its layers have been looked at
     reached: tuple[int, bool] = (-1, False)  # whether an optimizer has parameters of it, as of a generation
 
     @property
@@ -262,6 +263,9 @@ class TorchQueries:
         self.is_hidden: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
         self.is_transformed: Callable[[], bool] = lambda: False  # within torch.func
         self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
+        self.is_loss_scale: Callable[[Any], bool] = lambda factor: False  # of a GradScaler
+        #: Whether all parameters were in the graphs of all forwards so far; None where that is not searched.
+        self.uses_all_parameters: Callable[[Any], bool | None] = lambda wrapper: None
         self.set_ddp_sampling: Callable[[Any, int], None] = lambda wrapper, every: None
         self.peak_memory: Callable[[int], int] | None = None  # the most that was used of a device, in bytes
         self.device_properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device

@@ -17,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jobs.model.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
 from jobs.protocol.records import DeviceInfo, Result
+from workers.probe.gradients.norm_layers import NormWatcher
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.runtime.cpu_name import read_cpu_name
 from workers.training import loop, strategies
@@ -95,6 +96,8 @@ def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None =
     saved = state.read_checkpoint(context) if program.checkpoint is not None and program.mode == "train" else None
     strategy = strategies.build_strategy(spec, context, model, saved.buckets if saved is not None else None)
     describe_devices(context, strategy)
+    if program.mode == "train":
+        NormWatcher(model.get_submodule(spec.parallelism.module or ""), context.sink.emit)
     if isinstance(loss, nn.Module):
         loss.to(strategy.device)
     prepared = TrainingRun(program, context, strategy, build_loader(spec, context, dataset), loss)

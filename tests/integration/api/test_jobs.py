@@ -324,6 +324,19 @@ async def test_a_plan_shows_the_split_and_creates_nothing(api: Api) -> None:
     assert (await api.get("/v1/jobs"))["jobs"] == []
 
 
+async def test_a_plan_beside_a_job_names_steps_that_have_grown_at_the_same_learning_rate(api: Api) -> None:
+    job, wanted = await api.submit(3), a_spec_body(3)
+    wanted["parallelism"] = {"strategy": "ddp"}
+    alone, beside = [
+        (await api.client.post(f"/v1/plan{query}", json=wanted)).json() for query in ("", f"?against={job}")
+    ]
+    grown = [finding for finding in beside["findings"] if finding not in alone["findings"]]
+    assert [(finding["code"], finding["numbers"]["rows"], finding["numbers"]["rows_before"]) for finding in grown] == [
+        ("global-batch-grew", 90, 30)
+    ]
+    assert (await api.client.post("/v1/plan?against=nonsense", json=wanted)).status_code == 404
+
+
 async def test_pools_nodes_and_recipes_show_what_there_is(api: Api) -> None:
     api.node(devices=4)
     job = await api.submit(3)

@@ -79,6 +79,7 @@ def fill_torch_queries(guarded: GuardedTracker, torch: Any) -> None:
     queries.is_hidden, queries.is_transformed = is_hidden, lambda: transforms() is not None
     queries.grad_enabled = torch.is_grad_enabled
     queries.ddp_times, queries.set_ddp_sampling = _read_ddp_times, _set_ddp_sampling
+    queries.uses_all_parameters = _uses_all_parameters
     queries.peak_memory = torch.cuda.max_memory_allocated
     named = attrgetter("name", "total_memory")
     queries.device_properties = lambda index: named(torch.cuda.get_device_properties(index))
@@ -107,6 +108,17 @@ def _read_ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
             return None
         return DdpTimes(data["backward_compute_time"] / 1e6)
     except (AttributeError, KeyError, RuntimeError):
+        return None
+
+
+def _uses_all_parameters(wrapper: Any) -> bool | None:
+    """What the wrapper's search for unused parameters has found, as of the last time that its times were read."""
+    try:
+        if not wrapper.find_unused_parameters or wrapper.static_graph:
+            return None
+        data = wrapper._get_ddp_logging_data()
+        return not data.get("unused_parameter_size", 0) and bool(data.get("can_set_static_graph", True))
+    except (AttributeError, RuntimeError):
         return None
 
 
@@ -144,7 +156,8 @@ def patch_backward(guarded: GuardedTracker, home: Any) -> None:
         now = threads.current
         if not guarded.on or now.in_backward or guarded.torch.is_hidden():
             return original(*args, **kwargs)
-        mark = guarded.call_guarded("backward", guarded.tracker.begin_backward)
+        losses = args[0] if args else kwargs.get("tensors")
+        mark = guarded.call_guarded("backward", guarded.tracker.begin_backward, losses)
         if guarded.tracker.builder.losses.wants_more:
             guarded.call_guarded("backward", _read_loss, guarded.tracker, args, kwargs)
         now.in_backward = True  # checkpointing calls backward within backward
@@ -208,6 +221,11 @@ def patch_grad_scaler(guarded: GuardedTracker, home: Any) -> None:
         return result
 
     home.GradScaler.step = step
+    scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+    guarded.after_init(home.GradScaler, scalers.add)
+    guarded.torch.is_loss_scale = lambda factor: any(
+        scaler._scale is not None and scaler._scale.data_ptr() == factor.data_ptr() for scaler in scalers
+    )
 
 
 # -- loaders ---------------------------------------------------------------------------------------
@@ -333,7 +351,7 @@ def _is_outside(guarded: GuardedTracker) -> bool:
 def _count_exchange(tracker: Tracker, sums: bool, args: tuple[Any, ...]) -> None:
     sizes = [tensor.numel() for tensor in islice(_exchanged_tensors(args), MAX_SIZES)]
     if not sizes or max(sizes) >= MIN_EXCHANGED:
-        tracker.count_exchange(sums)
+        tracker.count_exchange(sums, sum(sizes))
 
 
 def _exchanged_tensors(args: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ The supervisor feeds an aggregator with the records of all ranks as they come, a
 wants one. What recipes and scripts have in common is here; `recipe_aggregator` and `script_aggregator` have the rest.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from jobs.protocol.records import (
     AnyRecord,
     BatchSplit,
     DeviceInfo,
+    MetricSample,
+    NormLayers,
     Note,
     Outcome,
     Outline,
@@ -54,6 +57,8 @@ from workers.supervisor.report.step_joiner import JoinedStep, StepJoiner
 
 #: Ranks of a process group that are counted.
 MAX_RANKS = 256
+#: The series that has it.
+LEARNING_RATE = "learning_rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class Aggregator(ABC):
         self._malformed = self._uncounted = 0
         self._resumed: Resumed | None = None
         self._hardware = HardwareState()
+        self._learning_rate: float | None = None  # the largest
 
     # -- taking records in -------------------------------------------------------------------------
 
@@ -158,6 +164,12 @@ class Aggregator(ABC):
         """Take what the node has sampled of the hardware: all samples up to now."""
         self._hardware.add(samples, self._counts.main_measures.steps, read_through=self._has_read_through())
 
+    def add_metrics(self, metrics: Sequence[MetricSample]) -> None:
+        """Take points of series that processes have sent."""
+        rates = [one.value for one in metrics if one.name == LEARNING_RATE and 0 < one.value < math.inf]
+        if rates:
+            self._learning_rate = max(self._learning_rate or 0.0, *rates)
+
     def rank_ended(self, rank: int) -> None:
         """Note that a rank and all that descends from it have ended, and everything they sent was added."""
         for process in self._processes.all_processes():
@@ -187,6 +199,8 @@ class Aggregator(ABC):
             case Outline():
                 self._add_outline(record)
                 process.gradient_bytes = record.gradient_bytes
+            case NormLayers():
+                process.gradients.add_norms(record)
             case Note():
                 self._rank_notes.add(record)
             case ProgramBegan():
@@ -288,6 +302,7 @@ class Aggregator(ABC):
             verdict=describe_run(devices, what_if),
             rows_per_second=sum_rates(devices),
             hardware=self._hardware.summaries(),
+            learning_rate=self._learning_rate,
         )
         facts = NoteFacts(
             seen=seen,

@@ -15,6 +15,7 @@ from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
 from shardyard.contract.report import REASON_SEPARATOR, Report, join_reasons
 from workers.supervisor.report.evaluation_findings import remarks_on_evaluation
+from workers.supervisor.report.gradient_findings import remarks_on_gradients
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.script_lint import remarks_on_averages
 from workers.supervisor.report.script_observations import (
@@ -150,7 +151,7 @@ def _script_remarks(report: Report, seen: ScriptObservations) -> Iterator[tuple[
         yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {name_modules(modules)}"
     for text in remarks_on_rows(seen):
         yield "patterns.rows", text
-    for text in (*remarks_on_averages(seen), *remarks_on_evaluation(seen)):
+    for text in (*remarks_on_averages(seen), *remarks_on_gradients(seen), *remarks_on_evaluation(seen)):
         yield "findings", text
     for one in find_unfinished_steps(seen):
         if not one.long:
@@ -209,6 +210,7 @@ _DEFAULT_REASONS = {
     "per_device.wall_ms": "it is not known how long the program has run",
     "per_device.rows_per_second": "there were not two steps whose distance is known",
     "rows_per_second": "there were not two steps whose distance is known",
+    "learning_rate": "no optimizer's learning rate was seen",
     "what_if": "there was no step in which the time of every device is known",
     "devices.memory_total_bytes": "no rank has reported on the device yet",
 }
@@ -226,8 +228,9 @@ def _null_paths(report: Report) -> Iterator[str]:
         yield "prediction.matches"
     if report.what_if is None:
         yield "what_if"
-    if report.rows_per_second is None:
-        yield "rows_per_second"
+    for field in ("rows_per_second", "learning_rate"):
+        if getattr(report, field) is None:
+            yield field
 
 
 def _only_idle_lack(report: Report, field: str) -> bool:

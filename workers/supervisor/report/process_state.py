@@ -27,6 +27,7 @@ from jobs.protocol.records import (
     Step,
     Wrapped,
 )
+from workers.supervisor.report.gradient_observations import GradientObservations
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 
 #: Splits from `MAX_INTERNED` on are sent anew for every step, so only the latest are kept.
@@ -193,6 +194,7 @@ class ProcessState:
     noise: Noise | None = None
     loss_weights: LossWeights | None = None
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_EVALUATIONS))  # begin, end
+    gradients: GradientObservations = field(default_factory=GradientObservations)
     done: dict[str, int] = field(default_factory=dict)  # by phase: steps, as it counts them itself
     trained_forwards: int = 0
 

@@ -9,6 +9,7 @@ from shardyard.contract.report import Finding, Pattern, Resumed
 from workers.supervisor.report import aggregator_state
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice, ReportSubject
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
+from workers.supervisor.report.norm_findings import find_failed_norms, norm_facts
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import PatternTable
 from workers.supervisor.report.step_counts import StepCounts
@@ -92,4 +93,10 @@ class RecipeAggregator(Aggregator):
     def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
     ) -> tuple[Sequence[Finding], None]:
-        return lint_splits(self._subject.spec, patterns, self._prediction.train_rows) if patterns else (), None
+        processes = self._processes.all_processes()
+        norms = next(iter(norm_facts(processes).values()), None)
+        shown = patterns or (self._prediction.epoch if norms is not None else ())
+        found = lint_splits(self._subject.spec, shown, self._prediction.train_rows, norms) if shown else []
+        if not any(one.code == "one-row-shard" for one in found):
+            found += find_failed_norms(processes, is_script=False, scatters=self._use.scatters)
+        return found, None

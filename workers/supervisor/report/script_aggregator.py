@@ -15,12 +15,15 @@ from jobs.protocol.records import (
     AnyRecord,
     BatchSplit,
     Began,
+    GradientSync,
     Group,
     Joining,
     Loaded,
     LoaderOpened,
+    LossForm,
     LossWeights,
     Noise,
+    ParameterSearch,
     Step,
     Wrapped,
 )
@@ -46,6 +49,8 @@ class _SeenForwards:
     """What single forwards have shown; of bounded size."""
 
     rank_of_device: dict[int, int] = field(default_factory=dict)  # the rank that used it first
+    #: By module: rows of the devices where each of them returned one number in training.
+    numbers_only: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)
     divisions: dict[tuple[str, str], set[tuple[int, ...]]] = field(default_factory=dict)  # by phase and module: rows
     kept: int = 0
 
@@ -57,6 +62,14 @@ class _SeenForwards:
             divisions = self.divisions.setdefault((split.phase, split.module), set())
             self.kept += rows not in divisions
             divisions.add(rows)
+            if split.phase == "train" and _returns_numbers(split):
+                self.numbers_only.setdefault(split.module, set()).add(rows)
+
+
+def _returns_numbers(split: BatchSplit) -> bool:
+    """Whether several devices have rows, and each of them returned one number."""
+    shapes = [shape for rows, shape in zip(split.rows, split.output_shapes, strict=True) if rows]
+    return len(shapes) > 1 and all(shape is not None and shape in ((), (1,)) for shape in shapes)
 
 
 class ScriptAggregator(Aggregator):
@@ -94,12 +107,18 @@ class ScriptAggregator(Aggregator):
                 process.passes.add_loader(record)
             case Loaded():
                 process.passes.add(record)
+            case ParameterSearch():
+                process.gradients.add_search(record)
+            case LossForm():
+                process.gradients.add_form(record)
             case Activity():
                 process.activity = record
             case Noise():
                 process.noise = process.noise or record
             case LossWeights():
                 process.loss_weights = process.loss_weights or LossWeights(record.backwards[:MAX_BACKWARDS])
+            case GradientSync():
+                process.gradients.add_sync(record)
             case _:
                 super()._add(process, record)
 
@@ -154,11 +173,14 @@ class ScriptAggregator(Aggregator):
             phase=main,
             patterns=patterns,
             divided={module: rows for (phase, module), rows in self._seen.divisions.items() if phase == main},
+            numbers_only=self._seen.numbers_only,
             processes=self._processes.all_processes(),
             final=final,
             succeeded=final and self._processes.succeeded,
             last_line=last_line,
             blind="; ".join(self._rank_notes.by_field.get("per_device", [])),
             now=now,
+            comm_ms=self._counts.main_measures.exposed_comm_ms,
+            device_ms=sum(wall_ms or 0.0 for wall_ms in self._walls_ms(now)),
         )
         return find_problems(seen), seen

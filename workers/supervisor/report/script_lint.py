@@ -14,6 +14,8 @@ from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
 from shardyard.contract.report import Finding
 from workers.supervisor.report import data_findings, evaluation_findings
 from workers.supervisor.report.common_passes import CommonPass, are_grouped, find_common_pass, is_duplicated
+from workers.supervisor.report.gradient_findings import CHECKS as GRADIENT_CHECKS
+from workers.supervisor.report.gradient_findings import averages_as_equals
 from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.script_observations import (
     ScriptObservations,
@@ -286,8 +288,9 @@ def _among_ranks(seen: ScriptObservations) -> Iterator[Finding]:
     """Ranks whose gradients are averaged as equals although their row counts differ."""
     if len(seen.trainers) < 2 or not any(process.averages_gradients for process in seen.trainers):
         return
-    for problem in rank_problems(seen.patterns):
-        yield Finding(problem.code, problem.severity, problem.message, _equal_ranks(seen.trainers))
+    for problem in rank_problems(seen.patterns) if averages_as_equals(seen) else ():
+        suggestion = _equal_ranks(seen.trainers)
+        yield Finding(problem.code, problem.severity, problem.message, suggestion, numbers=problem.numbers)
 
 
 def _equal_ranks(trainers: Sequence[ProcessState]) -> str:
@@ -387,6 +390,7 @@ _CHECKS: tuple[_Check, ...] = (
     _idle_all_along,
     _under_data_parallel,
     _among_ranks,
+    *GRADIENT_CHECKS,
     _sampler_padding,
     _dropped_rows,
     *data_findings.CHECKS,

@@ -17,19 +17,23 @@ MAX_NAMES = 8
 @dataclass(frozen=True, slots=True)
 class ScriptObservations:
     """All that was seen of a script. `divided` has the splits of single forwards, by module, in the main phase;
-    `last_line` is what it printed last, and `blind` says where nobody could look."""
+    `numbers_only` has those in training where each device returned one number. `last_line` is what it printed last, and
+    `blind` says where nobody could look."""
 
     spec: JobSpec
     virtual: bool
     phase: str
     patterns: Sequence[Pattern]
     divided: Mapping[str, Set[tuple[int, ...]]]
+    numbers_only: Mapping[str, Set[tuple[int, ...]]]
     processes: Sequence[ProcessState]
     final: bool
     succeeded: bool
     last_line: str
     blind: str
     now: float | None
+    comm_ms: float | None = None  # of a step, that no work hides, without the wait for the slowest device
+    device_ms: float = 0.0  # how long all devices together have run
 
     @property
     def devices(self) -> int:

@@ -73,6 +73,7 @@ class TelemetryPublisher:
     def _add_batch(self, rank: int, batch: StepBatch, source: int) -> None:
         for metric in batch.metrics:
             self._metrics.add_point(metric)
+        self._report.add_metrics(batch.metrics)
         self._progress.add_batch(rank, batch, source)
         if batch.steps:
             self._logs.add_shard_lines(rank, self._report.add_steps(rank, batch.steps, source))

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from jobs.protocol.hardware import AttemptSamples
-from jobs.protocol.records import SingleRecord, Step
+from jobs.protocol.records import MetricSample, SingleRecord, Step
 from jobs.support import failpoints
 from shardyard.contract.report import encode_report
 from workers.supervisor.report.aggregator import Aggregator
@@ -59,6 +59,10 @@ class ReportPublisher:
         """Take new samples of the hardware. They alone are no reason to publish a snapshot."""
         with self._logging_failure("samples"):
             self._aggregator.add_samples(samples)
+
+    def add_metrics(self, metrics: Sequence[MetricSample]) -> None:
+        with self._logging_failure("Metric"):
+            self._aggregator.add_metrics(metrics)
 
     def rank_ended(self, rank: int) -> None:
         with self._logging_failure("end of a rank"):

@@ -114,7 +114,7 @@ def test_ranks_with_other_numbers_of_rows_do_not_weigh_the_same() -> None:
 
     (finding,) = lint_splits(spec, [observed((30, 30, 30), 9), observed((30, 30, 10), 2)], None)
 
-    assert finding.code == "unequal-gradient-weight"
+    assert finding.code == "uneven-mean-of-means"
     assert "in 2 steps" in finding.message
     assert "3 times" in finding.message
     assert finding.suggestion == "set program.data.drop_last to true"
@@ -125,7 +125,7 @@ def test_unequal_ranks_that_drop_the_last_batch_already_are_told_to_weight() -> 
 
     (finding,) = lint_splits(spec, [observed((30, 10))], None)
 
-    assert finding.code == "unequal-gradient-weight"
+    assert finding.code == "uneven-mean-of-means"
     assert "weight each rank's loss" in finding.suggestion
 
 
@@ -134,7 +134,7 @@ def test_a_rank_that_had_ended_takes_no_part_in_the_mean() -> None:
 
 
 def test_unequal_shards_under_dp_are_no_fault_of_the_gradient() -> None:
-    assert "unequal-gradient-weight" not in planned(make_spec("dp", 3, 29), 29)
+    assert "uneven-mean-of-means" not in planned(make_spec("dp", 3, 29), 29)
 
 
 def test_an_evaluation_is_not_looked_at() -> None:

@@ -115,3 +115,26 @@ def test_a_report_of_64_devices_stays_readable() -> None:
 
     assert "43 x 3, 1, 20 x 0" in text
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_steps_of_more_rows_at_the_same_learning_rate_are_named_on_the_side_that_has_them(dp: Report) -> None:
+    small, large = (
+        msgspec.structs.replace(report_of("ddp", 2, size, 120), learning_rate=0.1, findings=()) for size in (15, 30)
+    )
+    found = compare_reports(large, small).findings
+
+    (finding,) = found.this_only
+    assert (finding.code, found.against_only) == ("global-batch-grew", ())
+    assert "a step has 60 rows here and 30 in the other job, 2 times as many" in finding.message
+    assert finding.numbers["linear_learning_rate"] == 0.2
+    assert compare_reports(small, large).findings.against_only == (finding,)
+    assert "global-batch-grew" in render_diff(compare_reports(large, small))
+
+
+@pytest.mark.parametrize(("size", "rate"), [(15, 0.1), (20, 0.1), (30, 0.2), (30, None)])
+def test_steps_that_are_alike_or_learning_rates_that_were_changed_are_right(size: int, rate: float | None) -> None:
+    base = msgspec.structs.replace(report_of("ddp", 2, 15, 120), learning_rate=0.1, findings=())
+    other = msgspec.structs.replace(report_of("ddp", 2, size, 120), learning_rate=rate, findings=())
+
+    assert compare_reports(other, base).findings.this_only == ()
+    assert compare_reports(base, other).findings.against_only == ()

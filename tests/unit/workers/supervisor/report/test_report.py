@@ -206,7 +206,7 @@ def test_a_rank_that_dies_early_counts_nothing_from_there_and_the_notes_say_so()
     assert rows_of(report) == [40, 28, 40]
     assert report.per_device[1].idle_steps == 3
     assert "rank 1 sent nothing for step 7" in report.notes["patterns.rows"]
-    assert "unequal-gradient-weight" not in {finding.code for finding in report.findings}
+    assert "uneven-mean-of-means" not in {finding.code for finding in report.findings}
     assert report.prediction.matches is True
     assert "the run ended early, after 10 of 10 train steps" in report.notes["prediction"]
 
@@ -518,7 +518,7 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
     assert list(body) == [
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
         *("primitives", "balance", "prediction", "findings", "notes", "rehearsal", "resumed"),
-        *("what_if", "verdict", "rows_per_second", "hardware"),
+        *("what_if", "verdict", "rows_per_second", "hardware", "learning_rate"),
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]

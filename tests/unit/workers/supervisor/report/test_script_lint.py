@@ -385,14 +385,14 @@ def unequal(*, complete: bool) -> Report:
 
 
 def test_gradients_of_unequal_batches_are_averaged_as_equals() -> None:
-    found = findings(unequal(complete=True))["unequal-gradient-weight"]
+    found = findings(unequal(complete=True))["uneven-mean-of-means"]
 
     assert "(5, 6)" in found.message
     assert found.suggestion == "pass drop_last=True to your DataLoader: every rank then has the same full batches"
 
 
 def test_dropping_the_rest_is_suggested_only_where_it_is_known_to_help() -> None:
-    assert findings(unequal(complete=False))["unequal-gradient-weight"].suggestion.startswith("weight each rank's loss")
+    assert findings(unequal(complete=False))["uneven-mean-of-means"].suggestion.startswith("weight each rank's loss")
 
 
 def test_a_sampler_that_repeats_rows_is_told_by_its_numbers() -> None:
