@@ -19,7 +19,8 @@ _COLUMNS = (
     ("CPU time", "cpu_cores", "integral"),
     ("resident", "resident_bytes", "maximum"),
 )
-_INTEGRAL_UNITS = {"power_watts": "Wh", "cpu_cores": "core-h"}
+#: Of integrals: the unit, a smaller one, and how many of that it is.
+_INTEGRAL_UNITS = {"power_watts": ("Wh", "J", 3600), "cpu_cores": ("core-h", "core-s", 3600)}
 
 
 def hardware_cells(devices: Sequence[DeviceHardware]) -> list[list[str]]:
@@ -58,5 +59,6 @@ def _cell(device: DeviceHardware, name: str, number: str) -> str:
         return NOT_MEASURED
     value: float = getattr(series, number)
     if number == "integral":
-        return f"{format_measure(value)} {_INTEGRAL_UNITS[name]}"
+        whole, part, parts = _INTEGRAL_UNITS[name]
+        return f"{format_measure(value)} {whole}" if value >= 0.1 else f"{format_measure(value * parts)} {part}"
     return format_series_value(name, value)

@@ -34,5 +34,6 @@ def sampled_run(
             device.samples += 1
             for name, course in courses[device.device].items():
                 device.add_value(name, number // every, course(number), 1.0)
-        told.add_samples(samples)
+        samples.at = float(number // every)
+        told.add_samples(samples, samples.at)
     return {one.code: one for one in told.make_report(False, now=now).findings}

@@ -160,9 +160,9 @@ class Aggregator(ABC):
         self._count(self._joiner.add_steps(process.rank, parts))
         return lines
 
-    def add_samples(self, samples: AttemptSamples) -> None:
-        """Take what the node has sampled of the hardware: all samples up to now."""
-        self._hardware.add(samples, self._counts.main_measures.steps, read_through=self._has_read_through())
+    def add_samples(self, samples: AttemptSamples, now: float) -> None:
+        """Take what the node has sampled of the hardware: all samples up to `now`, in seconds since the epoch."""
+        self._hardware.add(samples, self._counts.main_measures.steps, now, read_through=self._has_read_through())
 
     def add_metrics(self, metrics: Sequence[MetricSample]) -> None:
         """Take points of series that processes have sent."""

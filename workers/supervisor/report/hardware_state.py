@@ -14,15 +14,19 @@ class HardwareState:
         self.samples: AttemptSamples | None = None
         self._traces: dict[tuple[int, str], SampleSeries] = {}  # memory by step
         self._read_through = False
+        self._counted = (0.0, 0)  # seconds since the epoch, and the steps that there were then
 
-    def add(self, samples: AttemptSamples, steps: int, *, read_through: bool) -> None:
+    def add(self, samples: AttemptSamples, steps: int, now: float, *, read_through: bool) -> None:
         """Take the newest samples, when so many steps have been counted. `read_through`: a pass over the data is over.
 
         How memory grows before that says little: the program may keep rows that it has read.
         """
         self.samples = samples
-        if not steps:
+        (before, earlier), self._counted = self._counted, (now, steps)
+        if not earlier:
             return
+        share = min(1.0, max(0.0, (samples.at - before) / max(now - before, 1e-3)))
+        at_sample = earlier + round((steps - earlier) * share)
         if read_through and not self._read_through:
             self._traces.clear()
         self._read_through = read_through
@@ -30,7 +34,7 @@ class HardwareState:
             for name in GROWING_SERIES:
                 if name in device.series:
                     trace = self._traces.setdefault((device.device, name), SampleSeries())
-                    trace.add(steps, device.series[name].latest)
+                    trace.add(at_sample, device.series[name].latest)
 
     @property
     def traces(self) -> Mapping[tuple[int, str], MemoryTrace]:

@@ -58,7 +58,7 @@ class ReportPublisher:
     def add_samples(self, samples: AttemptSamples) -> None:
         """Take new samples of the hardware. They alone are no reason to publish a snapshot."""
         with self._logging_failure("samples"):
-            self._aggregator.add_samples(samples)
+            self._aggregator.add_samples(samples, time.time())
 
     def add_metrics(self, metrics: Sequence[MetricSample]) -> None:
         with self._logging_failure("Metric"):

@@ -10,11 +10,11 @@ MEMORY = SampledSeries(1e9, 2e9, 3 * 2.0**30, 2e9, 1.0)
 
 def test_only_what_was_read_has_a_column() -> None:
     virtual = DeviceHardware(0, 300, 300.0, {"cpu_cores": CPU, "resident_bytes": MEMORY})
-    shared = DeviceHardware(1, 300, 300.0, {})
-    assert hardware_cells([virtual, shared]) == [
+    short = DeviceHardware(1, 3, 3.0, {"cpu_cores": SampledSeries(0.5, 1.0, 2.0, 1.0, 0.001)})
+    assert hardware_cells([virtual, short]) == [
         ["device", "CPU cores", "CPU time", "resident"],
         ["0", "1.25", "0.104 core-h", "3.00 GiB"],
-        ["1", "-", "-", "-"],
+        ["1", "1.00", "3.60 core-s", "-"],
     ]
 
 
