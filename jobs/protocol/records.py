@@ -24,6 +24,9 @@ MAX_PACKET_BYTES = 16 * 1024 * 1024
 #: A rank gives its first splits an id each that later steps may name again. From this many on, an
 #: id is named by the one step that follows it, so readers need not keep it.
 MAX_INTERNED = 4_096
+#: The train step whose floating-point operations (FLOP) each process counts, from 0 since it began: libraries have
+#: warmed up, and it is not among those that are sampled for other measurements.
+FLOP_STEP = 12
 _LENGTH = struct.Struct(">I")
 
 
@@ -67,7 +70,8 @@ class BatchSplit(Record, frozen=True, tag="Split"):
 
     `devices` are the logical devices of this rank (all of the lease under dp, its own under ddp);
     `rows`, `input_shapes` and `output_shapes` run parallel to it. A device that got nothing has 0
-    rows and `None` for its shapes. `rows[i]` is `None` when the rows of a shard cannot be counted.
+    rows and `None` for its shapes. `rows[i]` is `None` when the rows of a shard cannot be counted. `holds_tokens` says
+    that the inputs are token ids, so that each element of an input shape is one.
     """
 
     id: int
@@ -78,6 +82,7 @@ class BatchSplit(Record, frozen=True, tag="Split"):
     rows: tuple[int | None, ...]
     input_shapes: tuple[Shape | None, ...]
     output_shapes: tuple[Shape | None, ...]
+    holds_tokens: bool = False
 
 
 class PrimitiveTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +106,9 @@ class Step(Record, frozen=True, gc=False):
     since the process's previous step ended, of whatever phase. `whole_backward_ms` is the time of the calls of backward
     where these do more than compute on one device: under ddp it is `backward_ms` and `comm_ms` together, under dp the
     backward of all devices. It is measured in every step, and its parts in some.
+
+    `flop` is there in the one step whose floating-point operations were counted: by precision, those of each device.
+    That takes time, so such a step has no times beside `step_ms` and `data_wait_ms`.
     """
 
     step: int
@@ -119,6 +127,7 @@ class Step(Record, frozen=True, gc=False):
     optimizer_ms: float | None = None
     whole_backward_ms: float | None = None
     cycle_ms: float | None = None
+    flop: dict[str, tuple[int, ...]] | None = None
 
 
 class MetricSample(Record, frozen=True, tag="Metric", gc=False):

@@ -1,17 +1,23 @@
 """What each device did in the steps of one phase: columns of times, and the sums of them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
+from statistics import median
 
 import msgspec
 
 from jobs.protocol.records import PrimitiveTimes, Step
 from jobs.splits.estimates import WARM_UP_STEPS, TimeEstimate
+from jobs.splits.even_steps import EvenSteps
 from jobs.splits.step_windows import WindowHistory
 from jobs.support.quantiles import QuantileSketch
 
+#: Measured backwards of which the usual one is taken.
+MAX_LATEST = 15
+#: Kinds of arithmetic that are told apart.
+MAX_ARITHMETICS = 8
 #: Of one device, step by step.
 Column = list[float | None]
 
@@ -24,6 +30,7 @@ class Share:
     rows: int | None
     steps: Sequence[Step] | None
     position: int = 0  # of the device within the steps' per-device fields
+    tokens: int | None = None  # None: its inputs are no token ids
 
     def batch_waits_ms(self) -> Column:
         """How long the process waited for the batch."""
@@ -63,7 +70,14 @@ class Share:
     def of_steps(self, chosen: Sequence[int]) -> "Share":
         """Of some of the steps."""
         steps = self.steps
-        return self if steps is None else Share(self.rows, [steps[index] for index in chosen], self.position)
+        chosen_steps = None if steps is None else [steps[index] for index in chosen]
+        return self if steps is None else Share(self.rows, chosen_steps, self.position, self.tokens)
+
+    def is_counted(self) -> list[bool]:
+        """Of which steps the FLOP were counted, so that they have no times; empty where there is none."""
+        steps = self.steps or ()
+        counted = [step.flop is not None for step in steps]
+        return counted if True in counted else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,37 @@ class DeviceWork:
         )
 
 
+class WorkSums(msgspec.Struct, array_like=True):
+    """What a device computed, beside rows."""
+
+    tokens: int = 0
+    token_steps: int = 0  # in which they are known
+    counted_steps: int = 0  # whose FLOP were counted, with success or without
+    flop: dict[str, int] = {}  # by arithmetic
+    flop_rows: int = 0  # of the counted steps
+    flop_tokens: int = 0
+
+    def add(self, share: Share, count: int, is_counted: Sequence[bool]) -> None:
+        tokens = 0 if share.rows == 0 else share.tokens
+        if tokens is not None:
+            self.tokens += tokens * count
+            self.token_steps += count
+        for step, chosen in zip(share.steps or (), is_counted, strict=False):
+            if chosen:
+                self._add_flop(share, step.flop or {})
+
+    def _add_flop(self, share: Share, flop: Mapping[str, Sequence[int]]) -> None:
+        self.counted_steps += 1
+        known = {name: parts[share.position] for name, parts in flop.items() if share.position < len(parts)}
+        if not known:
+            return
+        self.flop_rows += share.rows or 0
+        self.flop_tokens += share.tokens or 0
+        for name, counted in known.items():
+            if counted > 0 and (name in self.flop or len(self.flop) < MAX_ARITHMETICS):
+                self.flop[name] = self.flop.get(name, 0) + counted
+
+
 class DeviceSums(msgspec.Struct, array_like=True):
     rows: int = 0
     uncounted_steps: int = 0
@@ -105,15 +150,17 @@ class DeviceSums(msgspec.Struct, array_like=True):
     cycles_ms: float = 0.0
     forward_rows: int = 0
     backward_rows: int = 0
-    usual_steps: int = 0  # measured backwards, the milliseconds of the latest ones, and their rows
-    usual_ms: float = 0.0
-    usual_rows: int = 0
+    usual_steps: int = 0  # measured backwards, and what a row took in the latest ones, in milliseconds
+    latest_rows_ms: list[float] = []
+    usual_row_ms: float | None = None
     memory_peak_bytes: int | None = None
     covered_ms: float = 0.0
     covered_wait_ms: float = 0.0
     covered_comm_ms: float = 0.0
     covered_rows: int = 0
     covered_cycles_ms: float = 0.0
+    joint_steps: int = 0  # that are in `joint_backward_ms`
+    work: WorkSums = msgspec.field(default_factory=WorkSums)
 
 
 class CoveredTotals(msgspec.Struct, array_like=True):
@@ -137,6 +184,7 @@ class Sums(msgspec.Struct, array_like=True):
     steps: int = 0
     history: WindowHistory = msgspec.field(default_factory=lambda: WindowHistory(0))
     joint_backward: QuantileSketch = msgspec.field(default_factory=QuantileSketch)  # of processes with several devices
+    even: EvenSteps = msgspec.field(default_factory=EvenSteps)
 
     @classmethod
     def none(cls, devices: int) -> "Sums":
@@ -149,7 +197,8 @@ class Sums(msgspec.Struct, array_like=True):
     def fits(self, devices: int) -> bool:
         """Whether these are the sums of so many devices."""
         counted = len(self.devices), len(self.primitives), self.history.devices
-        return counted == (devices, len(PrimitiveTimes.__struct_fields__), devices) and self.history.is_consistent
+        consistent = self.history.is_consistent and self.even.is_of(devices)
+        return counted == (devices, len(PrimitiveTimes.__struct_fields__), devices) and consistent
 
 
 def measured(value: float | None) -> float | None:
@@ -170,19 +219,23 @@ def estimate_work(device: DeviceSums, share: Share) -> DeviceWork:
         took = backward[index]
         if took is not None:
             _add_usual_backward(device, took, share.rows or 0)
-        elif whole is not None and device.usual_rows:
-            backward[index] = likely = min(device.usual_ms / device.usual_rows * (share.rows or 0), whole)
+        elif whole is not None and device.usual_row_ms is not None:
+            backward[index] = likely = min(device.usual_row_ms * (share.rows or 0), whole)
             comm[index] = whole - likely if share.is_alone else None
     return DeviceWork(share, waits, share.forward_ms(), backward, comm)
 
 
 def _add_usual_backward(device: DeviceSums, took: float, rows: int) -> None:
-    """Those of the first steps are forgotten when there is another: libraries warm up in them."""
+    """Those of the first steps are forgotten when there is another: libraries warm up in them. The median is usual: one
+    that was held up would be in the estimates of all steps that were not measured."""
+    if not rows:
+        return
     if device.usual_steps == WARM_UP_STEPS:
-        device.usual_ms, device.usual_rows = 0.0, 0
+        device.latest_rows_ms.clear()
     device.usual_steps += 1
-    device.usual_ms += took
-    device.usual_rows += rows
+    device.latest_rows_ms.append(took / rows)
+    del device.latest_rows_ms[:-MAX_LATEST]
+    device.usual_row_ms = median(device.latest_rows_ms)
 
 
 def add_share(device: DeviceSums, share: Share, count: int) -> None:
@@ -192,6 +245,8 @@ def add_share(device: DeviceSums, share: Share, count: int) -> None:
     elif share.rows == 0:
         device.idle_steps += count
     device.rows += (share.rows or 0) * count
+    is_counted = share.is_counted()
+    device.work.add(share, count, is_counted)
     if share.steps is None:
         return
     peaks = known_values(share.column([step.memory_peak_bytes for step in share.steps]))
@@ -200,25 +255,28 @@ def add_share(device: DeviceSums, share: Share, count: int) -> None:
     joint = share.read(lambda step: step.whole_backward_ms)
     cycles = share.read(lambda step: step.cycle_ms)
     device.data_wait.add_all(known_values(share.waits_ms()))
-    device.optimizer.add_all(known_values(share.read(lambda step: step.optimizer_ms)))
+    device.optimizer.add_all(_spent(share.read(lambda step: step.optimizer_ms), is_counted))
     if share.is_alone:
-        device.comm.add_all(_sampled(share.read(lambda step: step.comm_ms), joint))
-        device.joint_backward_ms = sum(known_values(joint), device.joint_backward_ms)
+        device.comm.add_all(_spent(share.read(lambda step: step.comm_ms), is_counted, joint))
+        wholes = known_values(joint)
+        device.joint_backward_ms = sum(wholes, device.joint_backward_ms)
+        device.joint_steps += len(wholes)
     device.cycles_ms = sum(known_values(cycles), device.cycles_ms)
     device.other.add_all([max(0.0, cycle - _accounted_ms(step)) for step, cycle in _with_cycles(share.steps, cycles)])
     if share.rows == 0:
         return
-    forward, backward = known_values(share.forward_ms()), share.backward_ms()
-    device.forward.add_all(forward)
-    device.backward.add_all(_sampled(backward, joint))
-    device.forward_rows += (share.rows or 0) * len(forward)
+    forward, backward = share.forward_ms(), share.backward_ms()
+    device.forward.add_all(_spent(forward, is_counted))
+    device.backward.add_all(_spent(backward, is_counted, joint))
+    device.forward_rows += (share.rows or 0) * len(known_values(forward))
     device.backward_rows += (share.rows or 0) * len(known_values(backward))
 
 
-def _sampled(column: Column, joint: Column) -> Column:
-    """The entries of steps that have a value, measured or not: a backward took place where its whole is known."""
-    pairs = zip(column, joint, strict=True)
-    return [value for value, whole in pairs if value is not None or whole is not None]
+def _spent(column: Column, is_counted: Sequence[bool], joint: Column | None = None) -> Column:
+    """The entries of steps that have a value, measured or not: a backward took place where its whole is known, and
+    everything in the step whose FLOP were counted."""
+    entries = zip(column, joint or column, is_counted or (False,) * len(column), strict=True)
+    return [value for value, whole, counted in entries if value is not None or whole is not None or counted]
 
 
 def _with_cycles(steps: Sequence[Step], cycles: Column) -> Iterable[tuple[Step, float]]:

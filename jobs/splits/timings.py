@@ -40,7 +40,10 @@ from jobs.splits.device_sums import (
     measured,
 )
 from jobs.splits.estimates import TimeEstimate
+from jobs.splits.even_steps import EvenSteps
 from jobs.splits.step_windows import StepColumns
+from jobs.splits.throughput import NO_FACTS, WorkFacts, rate_device
+from jobs.splits.what_if import predict_even_run
 from jobs.support.quantiles import QuantileSketch
 from shardyard.contract.report import Balance, DeviceMeasures, PrimitiveTimings, Timing, WhatIf
 
@@ -151,6 +154,7 @@ class Measures:
         waited = self._waited_for_others(works, busy)
         totals.steps += len(elapsed)
         totals.elapsed_ms = sum(elapsed, totals.elapsed_ms)
+        self.sums.even.add([work.share.rows or 0 for work in works], times, busy, waited)
         least = across_devices(min, waited)
         for each in zip(least, *waited, strict=True):
             totals.wasted_ms += sum([wait - each[0] for wait in each[1:]])
@@ -192,24 +196,26 @@ class Measures:
         return [list(column) for column in zip(*steps, strict=True)]
 
     def _forget_balance(self) -> None:
-        self.sums.totals = CoveredTotals()
+        self.sums.totals, self.sums.even = CoveredTotals(), EvenSteps()
         for device in self.sums.devices:
             device.covered_ms = device.covered_wait_ms = device.covered_comm_ms = device.covered_cycles_ms = 0.0
             device.covered_rows = 0
 
     # -- what the report says ----------------------------------------------------------------------
 
-    def devices(self, walls_ms: Sequence[float | None] = ()) -> tuple[DeviceMeasures, ...]:
+    def devices(self, walls_ms: Sequence[float | None] = (), facts: WorkFacts = NO_FACTS) -> tuple[DeviceMeasures, ...]:
         """`walls_ms`: for each device how long its program has run so far; where that is not known it is the time
         from step to step."""
         counted = self._rows()
         total = sum(counted) if counted is not None else 0
         return tuple(
-            self._device(index, device, walls_ms[index] if index < len(walls_ms) else None, total)
+            self._device(index, device, walls_ms[index] if index < len(walls_ms) else None, total, facts)
             for index, device in enumerate(self.sums.devices)
         )
 
-    def _device(self, index: int, device: DeviceSums, wall_ms: float | None, total_rows: int) -> DeviceMeasures:
+    def _device(
+        self, index: int, device: DeviceSums, wall_ms: float | None, total_rows: int, facts: WorkFacts
+    ) -> DeviceMeasures:
         wall_ms = device.cycles_ms or None if wall_ms is None else wall_ms
         parts = device.forward, device.backward, device.data_wait, device.optimizer
         forward, backward, data_wait, optimizer = map(estimated_timing, parts)
@@ -235,15 +241,16 @@ class Measures:
             optimizer_ms=optimizer,
             other_ms=other,
             wall_ms=None if wall_ms is None else round(wall_ms, 4),
-            rows_per_second=_rows_per_second(device),
+            **msgspec.structs.asdict(rate_device(device, facts, facts.peaks_of(index))),
         )
 
     def _comm(self, device: DeviceSums) -> Timing | None:
         """Of a rank: what its backwards took beyond computing, which is known of all of them together."""
         comm = estimated_timing(device.comm)
-        if comm is None or not device.joint_backward_ms:
+        if comm is None or not device.joint_backward_ms or not device.joint_steps:
             return comm
-        total = max(0.0, device.joint_backward_ms - device.backward.total)
+        joint_ms = device.joint_backward_ms * (1 + device.work.counted_steps / device.joint_steps)
+        total = max(0.0, joint_ms - device.backward.total)
         return _as_timing(device.comm.sketch, total, device.backward.error)
 
     def _for_all_steps(self, covered: float) -> float:
@@ -272,40 +279,12 @@ class Measures:
         )
 
     def what_if(self, walls_ms: Sequence[float | None] = ()) -> WhatIf | None:
-        """What the run would have taken, had every device worked as long as the mean of all in every step. `None`
-        where there is nothing to compare.
-
-        In a step, the devices wait for the slowest one for `sum(comm_i - min comm)`; with equal work each would have
-        waited for none, and worked for the mean of that longer than the others did. The parts are those in which the
-        device that waited least exceeds the mean.
-        """
+        """What the run would have taken without its slow devices. `None` where there is nothing to compare."""
         devices, walls = self.sums.devices, [wall for wall in walls_ms if wall is not None]
         if len(devices) < 2 or not self.covered_steps or not walls:
             return None
         wall_ms = max(walls) - self._for_all_steps(self.sums.totals.in_turn_ms)
-        lost_ms = self._for_all_steps(self.sums.totals.wasted_ms) / len(devices)
-        even_ms = wall_ms - lost_ms
-        if even_ms <= 0:
-            return None
-        slowest = self._slowest_device()
-        excess = {name: max(0.0, self._for_all_steps(ms)) for name, ms in self._excess_ms(devices[slowest]).items()}
-        shrink = min(1.0, lost_ms / sum(excess.values())) if sum(excess.values()) else 0.0
-        parts = {name: round(ms * shrink / even_ms, 6) for name, ms in excess.items()}
-        rest = round(max(0.0, lost_ms - sum(excess.values()) * shrink) / even_ms, 6)
-        return WhatIf(round(wall_ms / even_ms, 6), slowest, parts["rows"], parts["compute"], parts["input"], rest)
-
-    def _excess_ms(self, slowest: DeviceSums) -> dict[str, float]:
-        """By how much a device exceeds the mean of all."""
-        devices = self.sums.devices
-        mean_ms = sum(device.covered_ms for device in devices) / len(devices)
-        rows = sum(device.covered_rows for device in devices)
-        by_rows = mean_ms * (slowest.covered_rows * len(devices) / rows - 1) if rows else 0.0
-        mean_wait_ms = sum(device.covered_wait_ms for device in devices) / len(devices)
-        return {
-            "rows": by_rows,
-            "compute": slowest.covered_ms - mean_ms - by_rows,
-            "input": slowest.covered_wait_ms - mean_wait_ms,
-        }
+        return predict_even_run(self.sums.even, devices, self._slowest_device(), wall_ms, self._for_all_steps(1.0))
 
     def _slowest_device(self) -> int:
         """The one that waited least for the others."""
@@ -336,7 +315,7 @@ class Measures:
                 ("data_wait_ms", device.data_wait),
                 ("comm_ms", device.comm),
             ):
-                measured, steps = estimate.measured, estimate.steps
+                measured, steps = estimate.measured, estimate.steps - device.work.counted_steps
                 if 0 < measured < steps and measured < partly.get(name, (steps, steps))[0]:
                     partly[name] = measured, steps
         return partly
@@ -383,21 +362,6 @@ def estimated_timing(estimate: TimeEstimate) -> Timing | None:
 def _as_timing(sketch: QuantileSketch, total: float, error: float) -> Timing:
     p50, p95 = sketch.quantile(0.5) or 0.0, sketch.quantile(0.95) or 0.0
     return Timing(round(total, 4), round(p50, 4), round(p95, 4), sketch.count, round(error, 4))
-
-
-def sum_rates(devices: Sequence[DeviceMeasures]) -> float | None:
-    """The rows per second of all devices together; `None` where that of one is not known."""
-    rates = [device.rows_per_second for device in devices]
-    known = [rate for rate in rates if rate is not None]
-    return round(sum(known), 3) if known and len(known) == len(rates) else None
-
-
-def _rows_per_second(device: DeviceSums) -> float | None:
-    """By the clock, as far as the time from step to step is known: not of the first one, which ends the start."""
-    if device.uncounted_steps or not device.steps or not device.cycles_ms:
-        return None
-    rows = device.rows * device.other.count / device.steps
-    return round(1000.0 * rows / device.cycles_ms, 3)
 
 
 def _ms_per_row(device: DeviceSums) -> float | None:

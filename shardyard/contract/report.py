@@ -68,8 +68,11 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
     The times are disjoint parts of `wall_ms`, how long the device's program has run: `data_wait_ms` for batches,
     `forward_ms` and `backward_ms` of its own work, `comm_ms` of communication that no work hides, waiting for the
     slowest device included, `optimizer_ms`, and `other_ms` for the rest. Virtual devices of one process work in turn;
-    their times are as if they had worked at once. `rows_per_second` is by the clock, over the main phase's steps with
-    what lies between them.
+    their times are as if they had worked at once.
+
+    `rows_per_second`, `tokens_per_second` and `flop_per_second` are by the clock, over the main phase's steps with what
+    lies between them. `flop_per_step` are the floating-point operations of an average step, and `mfu` is
+    `flop_per_second` over the card's peak.
     """
 
     device: int
@@ -87,6 +90,10 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
     other_ms: Timing | None = None
     wall_ms: float | None = None
     rows_per_second: float | None = None
+    tokens_per_second: float | None = None
+    flop_per_step: int | None = None
+    flop_per_second: float | None = None
+    mfu: float | None = None
 
 
 class PrimitiveTimings(msgspec.Struct, frozen=True):
@@ -118,7 +125,7 @@ class Balance(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """The run as it is over the run as it would be, had every device worked in each step as long as the mean of all.
+    """The run as it is over the run as it would be, had slow devices worked as their peers do, with equally many rows.
 
     `ratio` is that of the two times: 1.31 says that without the slowness of `device` the run would take 1/1.31 of its
     time. The parts add up to `ratio` - 1: the device got more `rows`, took longer to `compute` each, waited longer for
@@ -191,6 +198,10 @@ class Report(msgspec.Struct, frozen=True):
     rows_per_second: float | None = None  # of all devices together
     hardware: tuple[DeviceHardware, ...] = ()  # sampled by the node
     learning_rate: float | None = None  # the largest so far
+    tokens_per_second: float | None = None
+    flop_per_step: int | None = None
+    flop_per_second: float | None = None
+    mfu: float | None = None
 
 
 #: The disjoint parts of a device's wall time.
@@ -202,6 +213,10 @@ def time_parts(device: DeviceMeasures) -> dict[str, float]:
     report shows. Parts that are not known are left out."""
     timings = {name: getattr(device, name) for name in TIME_PARTS}
     return {name: timing.total for name, timing in timings.items() if timing is not None}
+
+
+#: How much work is done: the same fields in a report and in each of its devices.
+RATES = ("rows_per_second", "tokens_per_second", "flop_per_step", "flop_per_second", "mfu")
 
 
 def has_whole_times(report: Report) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from shardyard.contract.batch_growth import find_batch_growth
 from shardyard.contract.report import (
+    RATES,
     TIME_PARTS,
     DeviceMeasures,
     Finding,
@@ -85,6 +86,20 @@ class DevicePair(msgspec.Struct, frozen=True):
     other_ms: ValuePair
     wall_ms: ValuePair
     rows_per_second: ValuePair
+    tokens_per_second: ValuePair
+    flop_per_step: ValuePair
+    flop_per_second: ValuePair
+    mfu: ValuePair
+
+
+class RatePairs(msgspec.Struct, frozen=True):
+    """The work of all devices together."""
+
+    rows_per_second: ValuePair
+    tokens_per_second: ValuePair
+    flop_per_step: ValuePair
+    flop_per_second: ValuePair
+    mfu: ValuePair
 
 
 class PrimitivePairs(msgspec.Struct, frozen=True):
@@ -128,6 +143,7 @@ class ReportDiff(msgspec.Struct, frozen=True):
     balance: BalancePairs
     findings: FindingPairs
     notes: SideNotes
+    throughput: RatePairs
 
 
 def compare_reports(this: Report, against: Report) -> ReportDiff:
@@ -148,6 +164,7 @@ def compare_reports(this: Report, against: Report) -> ReportDiff:
         ),
         findings=_pair_findings(this, against),
         notes=SideNotes(_side_notes(this), _side_notes(against)),
+        throughput=RatePairs(*(_pair_of(this, against, name, without) for name in RATES)),
     )
 
 

@@ -14,7 +14,9 @@ from shardyard.render.text_tables import (
     finding_lines,
     format_bytes,
     format_count,
+    format_flop,
     format_measure,
+    format_share,
     hidden_note_lines,
     make_grid,
     note_lines,
@@ -25,6 +27,7 @@ from shardyard.render.text_tables import (
 
 _COLUMNS = ("this", "against", "ratio")
 _BYTES = "memory_peak_bytes"
+_SHOWN = {"flop_per_step": format_flop, "flop_per_second": format_flop, "mfu": format_share}
 
 
 def render_diff(diff: ReportDiff, width: int = 100, *, notes: bool = False) -> str:
@@ -82,6 +85,17 @@ def _field_table(pairs: msgspec.Struct | None, heading: str) -> Iterator[Rendera
     yield table
 
 
+def _known_fields(pairs: msgspec.Struct) -> Iterator[RenderableType]:
+    """Without fields that neither side knows."""
+    table = make_grid([""], _COLUMNS)
+    for name in pairs.__struct_fields__:
+        pair: ValuePair = getattr(pairs, name)
+        if pair.this is not None or pair.against is not None:
+            table.add_row(_field_title(name), *_pair_cells(pair, name))
+    if table.row_count:
+        yield table
+
+
 def _finding_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
     found = diff.findings
     for side, findings in (("this", found.this_only), ("against", found.against_only)):
@@ -101,6 +115,7 @@ def _all_notes(diff: ReportDiff) -> dict[str, str]:
 
 _SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]]], ...] = (
     ("Splits", _pattern_table),
+    ("Throughput of all devices together", lambda diff, width: _known_fields(diff.throughput)),
     ("Devices, times in ms", _device_table),
     ("DataParallel's primitives in ms", lambda diff, width: _field_table(diff.primitives, "primitive")),
     ("Balance", lambda diff, width: _field_table(diff.balance, "")),
@@ -108,8 +123,11 @@ _SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]
 )
 
 
+_TITLES = {"flop_per_step": "FLOP per step", "flop_per_second": "FLOP per second", "mfu": "MFU"}
+
+
 def _field_title(name: str) -> str:
-    return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
+    return _TITLES.get(name) or name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
 
 
 def _pair_cells(pair: ValuePair, name: str) -> tuple[str, str, str]:
@@ -122,6 +140,8 @@ def _value_text(value: Value, name: str) -> str:
         return value
     if isinstance(value, Timing):
         return format_measure(value.p50)
+    if name in _SHOWN:
+        return _SHOWN[name](value).rstrip()
     if isinstance(value, int):
         return format_bytes(value) if name == _BYTES else format_count(value)
     return format_measure(value)

@@ -11,10 +11,13 @@ from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_re
 from shardyard.render.text_tables import (
     NOT_MEASURED,
     describe_devices,
+    describe_rates,
     finding_lines,
     format_bytes,
     format_count,
+    format_flop,
     format_measure,
+    format_share,
     format_timing,
     hidden_note_lines,
     make_grid,
@@ -94,8 +97,30 @@ def _device_table(report: Report, width: int) -> Iterator[RenderableType]:
             format_bytes(measures.memory_peak_bytes),
         )
     yield table
-    if report.rows_per_second is not None:
-        yield f"{format_measure(report.rows_per_second)} rows/s together"
+    together = describe_rates(report)
+    if together:
+        yield f"{together} together"
+
+
+def _rate_table(report: Report, width: int) -> Iterator[RenderableType]:
+    """The work of each device in a second, where more than its rows is known."""
+    shown = [
+        (title, name, show)
+        for title, name, show in (
+            ("rows/s", "rows_per_second", format_measure),
+            ("tokens/s", "tokens_per_second", format_measure),
+            ("FLOP a step", "flop_per_step", format_flop),
+            ("FLOP/s", "flop_per_second", format_flop),
+            ("MFU", "mfu", format_share),
+        )
+        if any(getattr(device, name) is not None for device in report.per_device)
+    ]
+    if len(shown) < 2:
+        return
+    table = make_grid(["device"], [title for title, _, _ in shown])
+    for device in report.per_device:
+        table.add_row(str(device.device), *(show(getattr(device, name)).rstrip() for _, name, show in shown))
+    yield table
 
 
 def _part_table(report: Report, width: int) -> Iterator[RenderableType]:
@@ -190,6 +215,7 @@ def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:
 _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], ...] = (
     ("Splits: rows of each device", _pattern_table),
     ("Devices", _device_table),
+    ("Throughput", _rate_table),
     ("Where each device's time went", _part_table),
     ("Times per step in ms, p50 / p95", _time_table),
     ("DataParallel's primitives in ms", _primitive_table),

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardyard.contract.report import Finding, Pattern, Timing, describe_cost, fields_by_reason
+from shardyard.contract.report import Finding, Pattern, Report, Timing, describe_cost, fields_by_reason
 
 MIN_WIDTH = 80
 INDENT = 2
@@ -158,6 +158,31 @@ def format_measure(value: float | None) -> str:
         return "<0.001"
     digits = next((digits for limit, digits in ((100, 0), (10, 1), (1, 2)) if value >= limit), 3)
     return f"{value:,.{digits}f}" if value else "0"
+
+
+def format_flop(value: float | None) -> str:
+    """Floating-point operations, before "FLOP": 2.10 T."""
+    if value is None:
+        return NOT_MEASURED
+    for limit, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{format_measure(value / limit)} {unit}"
+    return f"{format_measure(value)} "
+
+
+def format_share(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value:.1%}"
+
+
+def describe_rates(report: Report) -> str:
+    """The work that all devices do in a second: "10,324 rows/s, 2.10 TFLOP/s, MFU 41.0%"; "" where it is not known."""
+    known = (
+        (report.rows_per_second, format_measure, "{} rows/s"),
+        (report.tokens_per_second, format_measure, "{} tokens/s"),
+        (report.flop_per_second, format_flop, "{}FLOP/s"),
+        (report.mfu, format_share, "MFU {}"),
+    )
+    return ", ".join(words.format(show(value)) for value, show, words in known if value is not None)
 
 
 def format_timing(timing: Timing | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shardyard.contract.report import Report, Timing, decode_report, encode_report
+from shardyard.contract.report import RATES, Report, Timing, decode_report, encode_report
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,10 +29,10 @@ def changed(found: Report, **fields: Any) -> Report:
 def of_earlier_version(found: Report) -> Report:
     """As the report would have been before its times were those of all steps."""
     body = json.loads(encode_report(found))
-    for added in ("what_if", "verdict", "rows_per_second"):
+    for added in ("what_if", "verdict", *RATES):
         del body[added]
     for device in body["per_device"]:
-        for added in ("optimizer_ms", "other_ms", "wall_ms", "rows_per_second"):
+        for added in ("optimizer_ms", "other_ms", "wall_ms", *RATES):
             del device[added]
         for timing in device.values():
             if isinstance(timing, dict):

@@ -107,7 +107,16 @@ export interface Pattern {
   last_step: number | null;
 }
 
-export interface DeviceMeasures {
+/** How much work is done: of a device, or of all together. Reports of earlier versions lack some. */
+export interface Rates {
+  rows_per_second?: number | null;
+  tokens_per_second?: number | null;
+  flop_per_step?: number | null;
+  flop_per_second?: number | null;
+  mfu?: number | null;
+}
+
+export interface DeviceMeasures extends Rates {
   device: number;
   rows: number | null;
   share: number | null;
@@ -122,7 +131,6 @@ export interface DeviceMeasures {
   optimizer_ms?: Timing | null;
   other_ms?: Timing | null;
   wall_ms?: number | null;
-  rows_per_second?: number | null;
 }
 
 export interface Finding {
@@ -154,7 +162,7 @@ export interface Balance {
   output_device_memory_skew: number | null;
 }
 
-export interface Report {
+export interface Report extends Rates {
   job_id: string;
   attempt: number;
   final: boolean;
@@ -170,7 +178,6 @@ export interface Report {
   findings: Finding[];
   notes: Record<string, string>;
   verdict?: string;
-  rows_per_second?: number | null;
   learning_rate?: number | null;
 }
 

@@ -38,6 +38,19 @@ export function bytes(value: number | null | undefined): string {
   return `${unit === 0 ? size : Number(size.toPrecision(3))} ${UNITS[unit]}`;
 }
 
+const SCALES: [number, string][] = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+/** Floating-point operations: "2.1 TFLOP". */
+export function flop(value: number | null | undefined): string {
+  if (value == null) return NONE;
+  const [limit, unit] = SCALES.find(([size]) => value >= size) ?? [1, ""];
+  return `${Number((value / limit).toPrecision(3))} ${unit}FLOP`;
+}
+
+export function flopRate(value: number | null | undefined): string {
+  return value == null ? NONE : `${flop(value)}/s`;
+}
+
 export function duration(seconds: number | null | undefined): string {
   if (seconds == null || !Number.isFinite(seconds)) return NONE;
   if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from jobs.protocol.records import FLOP_STEP
 from workers.probe.clock import Span
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.measurements import DdpTimer
@@ -101,9 +102,14 @@ class FastPath:
     def _note_sampled_step(self, ended: float, number: int, optimizer: Any) -> None:
         """Note a step with measurements that are too costly for every step."""
         reductions, self.next_sampled = self.step.template.call.reductions, next_sampled_step(number)
+        if number < FLOP_STEP - 1:
+            self.next_sampled = number + 1
         rate = read_learning_rate(optimizer) if is_sampled(number) else None
         times = None if reductions is None else self.ddp_timer.read_times(reductions)
         self._note_step(ended, rate, times)
+        if number == FLOP_STEP - 1 and self.owner is not None:
+            self.leave(self.owner)
+            self.builder.count_flop_if_due()
 
     def _note_step(self, ended: float, rate: float | None = None, times: DdpTimes | None = None) -> None:
         step = self.step

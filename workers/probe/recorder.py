@@ -4,8 +4,8 @@ It never waits for a device: on cuda the times of a step are read when its event
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import nn
 from jobs.protocol.records import MAX_INTERNED, AnyRecord, MetricSample, Note, Shape, Step
 from workers.probe.backward_timer import time_backward
 from workers.probe.clock import CLOCKS, Mark, Span
-from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
+from workers.probe.flop_count import FIELD, JOINT, FlopCount, without_times
+from workers.probe.shapes import are_token_ids, has_embedding, rows_of, shape_of, shape_of_arguments
 from workers.probe.step_records import DdpTimes, PendingSteps, Shard, SplitRegistry, TimedStep, is_sampled
 from workers.runtime.context import RankContext
 
@@ -46,6 +47,20 @@ class _StepMoments:
     backward_end: Mark = None  # of the latest backward of the open step
 
 
+@dataclass(slots=True)
+class ObservedModel:
+    """What is known of the model, and the count of its FLOP while a step is counted."""
+
+    embeds: bool = False  # it has an nn.Embedding
+    holds_tokens: bool | None = None  # its inputs are token ids; None before its first call
+    flop_refusal: str = ""  # why its FLOP are not counted
+    flop_count: FlopCount | None = None
+
+    def look_at_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.holds_tokens is None:
+            self.holds_tokens = self.embeds and are_token_ids(args, kwargs)
+
+
 class Recorder:
     """Sends `BatchSplit`, `Step`, `MetricSample` and `Note` records of one rank.
 
@@ -63,12 +78,12 @@ class Recorder:
         times_whole_backward: bool = False,
     ) -> None:
         self.read_ddp_times: Callable[[], DdpTimes | None] = lambda: None
+        self.model = ObservedModel()
         self._sink = context.sink
         self._module = module
         self._dim = dim
         self._times_whole_backward = times_whole_backward
         self._devices = tuple(device.logical for device in context.devices)
-        self._on_cuda = context.device_kind == "cuda"
         self._clock = CLOCKS[context.device_kind]
         self._shards: list[Shard | None] = [None] * len(self._devices)
         self._splits = SplitRegistry(context.sink)
@@ -78,7 +93,37 @@ class Recorder:
         self._pending = PendingSteps(context.sink)
         self._notes: set[tuple[str, str]] = set()
 
+    @property
+    def _on_cuda(self) -> bool:
+        return self._clock is CLOCKS["cuda"]
+
+    def observe(self, model: nn.Module) -> None:
+        """Learn what is to be known of the model before it is called."""
+        self.model.embeds = has_embedding(model)
+
     # -- around a step ---------------------------------------------------------------------------
+
+    @contextmanager
+    def count_flop(self, model: nn.Module) -> Iterator[None]:
+        """Around the one train step whose FLOP are counted."""
+        count = FlopCount(len(self._devices))
+        count.refuse(self.model.flop_refusal)
+        with count.watch(0, model):
+            self.model.flop_count = count
+            try:
+                yield
+            finally:
+                self.model.flop_count = None
+
+    def _read_flop(self) -> dict[str, tuple[int, ...]] | None:
+        """The FLOP of the step that has just ended, where it was the one to be counted."""
+        count = self.model.flop_count
+        if count is None:
+            return None
+        found = count.result()
+        if count.refusal:
+            self.note(FIELD, count.refusal)
+        return found
 
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         """Around one optimizer step, or one batch of evaluation or forward."""
@@ -92,8 +137,9 @@ class Recorder:
 
     def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
         """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
-        begin = self._mark(0)
-        backward()
+        begin, count = self._mark(0), self.model.flop_count
+        with nullcontext() if count is None else count.watch(JOINT):
+            backward()
         self._moments.backward_end = end = self._mark(0)
         step = self._open_step
         if step is None:
@@ -128,6 +174,7 @@ class Recorder:
         self._moments.last_ended, self._moments.last_end = ended, end
         if failed:
             return
+        step.flop = self._read_flop()
         step.at, step.step_ms = time.time(), (ended - self._moments.began) * 1000.0
         step.cycle_ms = None if last is None else (ended - last) * 1000.0
         if step.phase == "train":
@@ -164,8 +211,10 @@ class Recorder:
         """`module` as a function that is measured as the shard of the device at `position`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            begin = self._mark(position)
-            outputs = module(*args, **kwargs)
+            self.model.look_at_inputs(args, kwargs)
+            begin, count = self._mark(position), self.model.flop_count
+            with nullcontext() if count is None else count.watch(position):
+                outputs = module(*args, **kwargs)
             self._add_forward(position, shape_of_arguments(args, kwargs), outputs, begin)
             return outputs
 
@@ -180,6 +229,7 @@ class Recorder:
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal begin
+            self.model.look_at_inputs(args, kwargs)
             begin = self._mark(position)
 
         def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
@@ -221,7 +271,15 @@ class Recorder:
             return
         shards, self._shards = self._shards, [None] * len(self._devices)
         rows: Callable[[Any], int | None] = lambda shape: rows_of(shape, self._dim)  # noqa: E731
-        number = self._splits.split_id(self._open_step.phase, self._module, batch_rows, self._devices, shards, rows)
+        number = self._splits.split_id(
+            self._open_step.phase,
+            self._module,
+            batch_rows,
+            self._devices,
+            shards,
+            rows,
+            holds_tokens=bool(self.model.holds_tokens),
+        )
         self._open_step.splits.append(number)
         for spans, shard in zip(self._open_step.forward, shards, strict=True):
             spans += shard.spans if shard is not None else []
@@ -293,23 +351,23 @@ class SingleDeviceRecorder(Recorder):
         if self._backward_ended is not None and phase == "train":
             optimizer_ms = (ended - self._backward_ended) * 1000.0
         forward_ms = self._forward_seconds * 1000.0 if self._split_ids else None
-        self._sink.emit(
-            Step(
-                number,
-                epoch,
-                phase,
-                self._split_ids,
-                time.time(),
-                (ended - self._began) * 1000.0,
-                waited_ms,
-                (forward_ms,),
-                (backward_ms,),
-                comm_ms,
-                optimizer_ms=optimizer_ms,
-                whole_backward_ms=whole_ms,
-                cycle_ms=None if last is None else (ended - last) * 1000.0,
-            )
+        step = Step(
+            number,
+            epoch,
+            phase,
+            self._split_ids,
+            time.time(),
+            (ended - self._began) * 1000.0,
+            waited_ms,
+            (forward_ms,),
+            (backward_ms,),
+            comm_ms,
+            optimizer_ms=optimizer_ms,
+            whole_backward_ms=whole_ms,
+            cycle_ms=None if last is None else (ended - last) * 1000.0,
         )
+        flop = None if self.model.flop_count is None else self._read_flop()
+        self._sink.emit(step if flop is None else without_times(step, flop))
 
     def _backward_times(self, phase: str) -> tuple[float | None, float | None, float | None]:
         """Milliseconds of backward, of what it waited for other ranks, and of both."""
@@ -349,6 +407,7 @@ class SingleDeviceRecorder(Recorder):
                 if inputs == self._input_shape and outputs_shape == self._output_shape and self._last_split:
                     self._split_ids += self._last_split
                 else:
+                    self.model.look_at_inputs(args, kwargs)
                     self._add_split(inputs, outputs_shape)
             return outputs
 
@@ -360,7 +419,15 @@ class SingleDeviceRecorder(Recorder):
         self._input_shape, self._output_shape = inputs, outputs_shape
         shard = Shard(_plain_tuple(inputs), _plain_tuple(outputs_shape), [])
         rows: Callable[[Shape | None], int | None] = lambda shape: rows_of(shape, self._dim)  # noqa: E731
-        number = self._splits.split_id(self._phase, self._module, rows(inputs), self._devices, [shard], rows)
+        number = self._splits.split_id(
+            self._phase,
+            self._module,
+            rows(inputs),
+            self._devices,
+            [shard],
+            rows,
+            holds_tokens=bool(self.model.holds_tokens),
+        )
         self._last_split = (number,) if number < MAX_INTERNED else ()
         self._split_ids += (number,)
 

@@ -47,6 +47,19 @@ def shape_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape |
     return shape_of(args[0] if args and isinstance(args[0], sys.modules["torch"].Tensor) else (args, kwargs))
 
 
+def has_embedding(model: Any) -> bool:
+    """Whether an nn.Embedding is among the parts of a model."""
+    kind = sys.modules["torch"].nn.Embedding
+    return any(isinstance(part, kind) for part in model.modules())
+
+
+def are_token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the first tensor that a model is called with may hold token ids: whole numbers in two dimensions."""
+    torch = sys.modules["torch"]
+    first = next(tensors_in((args, kwargs)), None)
+    return first is not None and first.dtype in (torch.int64, torch.int32, torch.int16) and first.dim() == 2
+
+
 def rows_of(shape: Shape | None, dim: int) -> int | None:
     """Rows of a shape along `dim`; None where they cannot be counted."""
     if shape is None or not -len(shape) <= dim < len(shape):

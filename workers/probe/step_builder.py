@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from jobs.protocol.records import FLOP_STEP
 from workers.probe.clock import Mark, Span
 from workers.probe.comparison.loss_weights import LossWeightReader
+from workers.probe.flop_count import FIELD, SEVERAL, FlopCount
 from workers.probe.gradients.synchronisation import GradientTracker, SyncHistory
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
@@ -209,12 +211,22 @@ class StepBuilder:
             if window.histories and stepped is not None:
                 self._end_synchronised_step(window, stepped)
         self.sender.send_step("train", seen, window.backwards, ended, span)
+        self.count_flop_if_due()
         if len(window.forwards) == len(window.backwards) == 1:
             self._report_simple_step(window.forwards[0], "train")
 
     def _end_synchronised_step(self, window: UpdateWindow, stepped: Any) -> None:
         number = self.sender.next_number("train")
         self.gradients.end_step(window.forwards, len(window.backwards), stepped, number)
+
+    def count_flop_if_due(self) -> None:
+        """A step of an optimizer is over: the next one may be the one whose FLOP are counted."""
+        if self.reporter.steps != FLOP_STEP:
+            return
+        if len(self._models.optimizers) > 1:
+            self.reporter.note(FIELD, SEVERAL)
+        else:
+            self.reporter.flop_count = FlopCount(len(self.sender.devices.logical))
 
     def step_skipped(self) -> None:
         """A GradScaler has not let the optimizer take its step."""

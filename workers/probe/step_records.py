@@ -23,6 +23,7 @@ from jobs.protocol.records import (
 )
 from workers.probe.clock import Span
 from workers.probe.comparison.noise import NoiseReporter
+from workers.probe.flop_count import FIELD, NO_BACKWARD, FlopCount, without_times
 from workers.runtime.context import RecordSink
 
 #: Steps whose times a device may not have reached yet before we wait for the oldest.
@@ -116,6 +117,7 @@ class TimedStep:
     before: list[Span] = field(default_factory=list)  # from the end of the step before to the first forward
     cycle_ms: float | None = None
     memory: tuple[int | None, ...] = ()
+    flop: dict[str, tuple[int, ...]] | None = None  # where this step was chosen for counting them
     at: float = 0.0
     step_ms: float = 0.0
 
@@ -133,7 +135,7 @@ class TimedStep:
         backward, comm_ms = self._backward_and_comm()
         # What the device still had to do while the host waited for a batch is no wait of the device.
         idle = _total_ms(self.before) if self.before else math.inf
-        return Step(
+        record = Step(
             step=self.number,
             epoch=self.epoch,
             phase=self.phase,
@@ -151,6 +153,7 @@ class TimedStep:
             whole_backward_ms=_total_ms([*self.backward, *self.joint_backward]) if self.joint_backward else None,
             cycle_ms=self.cycle_ms,
         )
+        return record if self.flop is None else without_times(record, self.flop)
 
     def _backward_and_comm(self) -> tuple[tuple[float | None, ...], float | None]:
         """The backward of each device, and how long the process waited for others in it."""
@@ -214,6 +217,8 @@ class SplitRegistry:
         devices: Sequence[int],
         shards: Sequence[Shard | None],
         count_rows: Callable[[Shape | None], int | None],
+        *,
+        holds_tokens: bool = False,
     ) -> int:
         """The id of a split; `shards` runs parallel to `devices`, and `count_rows` counts a shard's rows by its
         shape."""
@@ -226,7 +231,7 @@ class SplitRegistry:
             return known
         number, self._next = self._next, self._next + 1
         rows = tuple([0 if shard is None else count_rows(shard.input_shape) for shard in shards])
-        split = BatchSplit(number, phase, module, batch_rows, tuple(devices), rows, inputs, outputs)
+        split = BatchSplit(number, phase, module, batch_rows, tuple(devices), rows, inputs, outputs, holds_tokens)
         if len(self._ids) < MAX_INTERNED:
             self._ids[key] = number
             self._sent.append(split)
@@ -263,6 +268,7 @@ class RunReporter:
         self.rank, self.world_size = rank, world_size
         self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = self.gathers = 0
         self.exchanged_numbers = 0  # outside of forwards
+        self.flop_count: FlopCount | None = None  # of the step that is under way, where it is the one to be counted
         self._sink = sink
         self._notes: set[tuple[str, str]] = set()
         self._activity_sent = self._rate_sent = time.perf_counter()
@@ -282,6 +288,18 @@ class RunReporter:
     def report_learning_rate(self, rate: float | None) -> None:
         if rate is not None and self.rank == 0:
             self._sink.emit(MetricSample(-1, "learning_rate", self.steps, rate, time.time()))
+
+    def take_flop(self, slots: Sequence[int], has_backward: bool) -> dict[str, tuple[int, ...]] | None:
+        """The FLOP of the train step that has just ended on these slots, where it was the one to be counted."""
+        count, self.flop_count = self.flop_count, None
+        if count is None:
+            return None
+        if not has_backward:
+            count.refuse(NO_BACKWARD)
+        found = count.result()
+        if count.refusal:
+            self.note(FIELD, count.refusal)
+        return None if found is None else {name: tuple([flop[slot] for slot in slots]) for name, flop in found.items()}
 
     def add_rows(self, rows: int, step: int, now: float) -> None:
         """Count the rows of a train step, and send their rate about once a second: rank 0 that of all ranks, and each

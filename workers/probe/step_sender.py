@@ -256,6 +256,7 @@ class StepSender:
             self.reporter.send_activity()
         else:
             self.reporter.send_activity_if_due(ended)
+        is_counted = phase == "train" and self.reporter.flop_count is not None
         for forward in forwards:
             forward.call.root.model.is_counted = True
         if (
@@ -263,6 +264,7 @@ class StepSender:
             and self.devices.on_host
             and forwards[0].is_simple
             and forwards[0].call.reductions is None
+            and not is_counted
         ):
             self._send_simple(number, phase, forwards[0], backwards, ended, optimizer)
             return
@@ -271,6 +273,7 @@ class StepSender:
         slots = list(dict.fromkeys([slot for forward in forwards for slot in forward.call.slots])) or [0]
         step = TimedStep(number, 0, phase, _waited_ms(forwards), len(slots), at=time.time())
         step.step_ms, step.cycle_ms = _step_ms(forwards, ended), self._end_cycle(ended)
+        step.flop = self.reporter.take_flop(slots, bool(backwards)) if is_counted else None
         if optimizer is not None:
             step.optimizer.append(optimizer)
         self._add_device_gap(step, forwards, slots)
@@ -339,7 +342,15 @@ class StepSender:
         shards = [forward.shard(slot) for slot in call.slots]
         count_rows: Callable[[Shape | None], int | None] = _shard_row_counter(forward) if is_trusted else _uncounted
         rows = call.rows if is_trusted else None
-        number = self._splits.split_id(phase, self._models.dotted_name(call.root), rows, devices, shards, count_rows)
+        number = self._splits.split_id(
+            phase,
+            self._models.dotted_name(call.root),
+            rows,
+            devices,
+            shards,
+            count_rows,
+            holds_tokens=bool(call.root.holds_tokens),
+        )
         self._explain_times(forward)
         if phase == "train" and not call.root.model.is_examined:
             self._examine_norms(call.root)

@@ -18,7 +18,7 @@ from workers.probe.fast_path import FastPath, read_learning_rate
 from workers.probe.graph_life import mark_graph
 from workers.probe.measurements import DdpTimer, ProcessDevices, sum_gradient_bytes
 from workers.probe.module_registry import ModuleRegistry, find_method, find_owner
-from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
+from workers.probe.shapes import are_token_ids, has_embedding, rows_of, shape_of, shape_of_arguments
 from workers.probe.step_builder import StepBuilder
 from workers.probe.step_profiler import StepProfiler
 from workers.probe.step_records import RunReporter, is_sampled
@@ -140,6 +140,9 @@ class Tracker:
         placement = None if root.kind else self.devices.placement
         slots, dim = placement or self.devices.place_forward(root, wrapper, args, kwargs)
         shape = self._input_shape(args, kwargs)
+        if root.holds_tokens is None:
+            model = root.model.ref()
+            root.holds_tokens = model is not None and has_embedding(model) and are_token_ids(args, kwargs)
         rows = _count_rows(shape, dim, args)
         with_grad = self.torch.grad_enabled()
         if self.reporter.noise.is_wanted and training and with_grad:
@@ -191,6 +194,8 @@ class Tracker:
         thread, call = self.threads.current, forward.call
         root, trains = call.root, call.training and call.with_grad
         if self.held.forward is not None or thread.optimizers or thread.depth != OUTSIDE:
+            return
+        if self.reporter.flop_count is not None:  # the step that is counted takes no fast path
             return
         if self.devices.placement is None or self.devices.waits_for_cuda:
             return

@@ -62,6 +62,7 @@ class RootModule:
     parts: "dict[int, RootModule]" = field(default_factory=dict)
     owner_searched: bool = False  # for a method that calls it, below
     owner: "weakref.ref[nn.Module] | None" = None  # a module that contains it, and whose methods call it
+    holds_tokens: bool | None = None  # its inputs are token ids; None before its first call
     #: Templates by the shape of the first input, without gradients and with them.
     templates: "tuple[dict[Shape | None, StepTemplate], dict[Shape | None, StepTemplate]]" = field(
         default_factory=lambda: ({}, {})

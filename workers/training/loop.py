@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data.distributed import DistributedSampler
 
 from jobs.model.spec import Component
-from jobs.protocol.records import Outline, Result
+from jobs.protocol.records import FLOP_STEP, Outline, Result
 from workers.probe.shapes import rows_of, shape_of
 from workers.probe.step_records import is_sampled
 from workers.runtime.context import RejectedByWorker, StopTraining
@@ -33,9 +33,11 @@ def train(run: TrainingRun) -> Result:
     """
     run.strategy.model.train()
     rate, total_steps = _RateReporter(run), make_outline(run).total_steps
+    counted = run.progress.steps_done + FLOP_STEP
     while not run.progress.is_over:
         for batches, waited in _step_batches(run, run.progress.epoch):
-            run.progress.last_loss = train_step(run, run.progress.epoch, batches, waited)
+            take_step = _count_flop if run.progress.steps_done == counted else train_step
+            run.progress.last_loss = take_step(run, run.progress.epoch, batches, waited)
             _report_loss(run, run.progress.last_loss)
             if run.moves_rate_every_step:
                 _move_learning_rate(run, run.progress.steps_done)
@@ -72,6 +74,12 @@ def train_step(run: TrainingRun, epoch: int, batches: list[Any], waited: float) 
             scaler.step(optimizer)
             scaler.update()
     return loss
+
+
+def _count_flop(run: TrainingRun, epoch: int, batches: list[Any], waited: float) -> torch.Tensor:
+    """The step in which floating-point operations are counted."""
+    with run.strategy.recorder.count_flop(run.strategy.model):
+        return train_step(run, epoch, batches, waited)
 
 
 def _add_all_gradients(run: TrainingRun, batches: list[Any]) -> torch.Tensor:

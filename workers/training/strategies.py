@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.model.spec import JobSpec
+from workers.probe.flop_count import PLACED
 from workers.probe.measurements import sum_gradient_bytes
 from workers.probe.recorder import Recorder, SingleDeviceRecorder
 from workers.probe.step_records import DdpTimes
@@ -93,6 +94,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Place
     devices |= {device.logical: _torch_device(context, device.logical) for device in context.devices}
     placement.place_parts(model, parts, devices)
     recorder = _make_recorder(spec, context, times_whole_backward=len(context.devices) == 1)
+    recorder.observe(model)
     for path, place in parts.items():
         if place != "cpu":
             recorder.watch_module(model.get_submodule(path), place, is_whole=path == "")
@@ -100,6 +102,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Place
         recorder.count_forwards(model)
     recorder.note("per_device.comm_ms", 'strategy "single" has no communication between devices to measure')
     if len(context.devices) > 1:
+        recorder.model.flop_refusal = PLACED
         recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
         recorder.note("per_device.rows", "with a placement every device that holds a part works on every row")
     return PlacedModel(model, devices[0], recorder, _keep_local, lambda: nullcontext(model), lambda: nullcontext(model))
@@ -113,6 +116,7 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
     recorder = Recorder(context, module=how.module or "", dim=how.dim)
     streams = context.streams
     inner = _find_submodule(model, how.module)
+    recorder.observe(inner)
     wrapped = TracedDataParallel(
         inner,
         [d.logical for d in context.devices],
@@ -151,6 +155,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
     model.to(device)
     inner = _find_submodule(model, path)
     recorder = _make_recorder(spec, context)
+    recorder.observe(inner)
     straggler = _find_straggler(spec, context)
     if straggler is not None and straggler.where != "input":
         inner.forward = straggler.slow_down(straggler.device, inner.forward)
@@ -191,6 +196,7 @@ def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedM
     dist.init_process_group(_choose_backend(spec.parallelism.backend, device))
     model.to(device)
     recorder = _make_recorder(spec, context, times_whole_backward=True)
+    recorder.observe(model)
     recorder.watch_module(model, 0, is_whole=True)
     sharded = _shard_parts(model, init_device_mesh(device.type, (context.world_size,)))
     recorder.note("per_device.comm_ms", FSDP_UNMEASURED)

@@ -16,7 +16,7 @@ from shardyard.render.svg.report_page import (
     html_document,
     page_section,
 )
-from shardyard.render.text_tables import format_bytes, format_count, format_measure
+from shardyard.render.text_tables import format_bytes, format_count, format_flop, format_measure, format_share
 
 #: Lines of the table of differences: the name of a number, where it is in the comparison.
 _BALANCE = (
@@ -31,12 +31,27 @@ _BALANCE = (
 _DEVICE = (
     ("rows", "rows"),
     ("ms per row", "ms_per_row"),
+    ("rows/s", "rows_per_second"),
+    ("tokens/s", "tokens_per_second"),
+    ("FLOP a step", "flop_per_step"),
+    ("FLOP/s", "flop_per_second"),
+    ("MFU", "mfu"),
     ("forward, p50 ms", "forward_ms"),
     ("backward, p50 ms", "backward_ms"),
     ("data wait, p50 ms", "data_wait_ms"),
     ("communication, p50 ms", "comm_ms"),
     ("peak memory", "memory_peak_bytes"),
 )
+#: Of all devices together, where one of the two is known.
+_TOGETHER = (
+    ("rows/s", "rows_per_second"),
+    ("tokens/s", "tokens_per_second"),
+    ("FLOP a step", "flop_per_step"),
+    ("FLOP/s", "flop_per_second"),
+    ("MFU", "mfu"),
+)
+#: How numbers are shown that are no counts, times or bytes.
+_SHOWN = {"flop_per_step": format_flop, "flop_per_second": format_flop, "mfu": format_share}
 #: Devices in the table of differences.
 _MOST = 64
 
@@ -90,13 +105,18 @@ def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
 
 
 def _balance_section(found: ReportDiff, names: Sequence[str]) -> Markup:
-    rows = [_pair_row([name], getattr(found.balance, field)) for name, field in _BALANCE]
-    return page_section("Balance", _pair_table(["number"], names, rows))
+    rows = [
+        _pair_row([f"{name}, all devices"], pair, field)
+        for name, field in _TOGETHER
+        if (pair := getattr(found.throughput, field)).this is not None or pair.against is not None
+    ]
+    rows += [_pair_row([name], getattr(found.balance, field), field) for name, field in _BALANCE]
+    return page_section("Balance and throughput", _pair_table(["number"], names, rows))
 
 
 def _device_section(found: ReportDiff, names: Sequence[str]) -> Markup:
     rows = [
-        _pair_row([name if not place else "", str(device.device)], pair)
+        _pair_row([name if not place else "", str(device.device)], pair, field)
         for name, field in _DEVICE
         for place, device in enumerate(found.per_device[:_MOST])
         if (pair := getattr(device, field)).this is not None or pair.against is not None
@@ -111,18 +131,21 @@ def _pair_table(first: Sequence[str], names: Sequence[str], rows: Sequence[Marku
     return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers side by side")
 
 
-def _pair_row(first: Sequence[str], pair: ValuePair) -> Markup:
+def _pair_row(first: Sequence[str], pair: ValuePair, field: str) -> Markup:
     cells = [element("td", words) for words in first]
     ratio = "" if pair.ratio is None else format_measure(pair.ratio)
-    cells += [element("td", words, class_="n") for words in (_value_text(pair.this), _value_text(pair.against), ratio)]
+    both = (_value_text(pair.this, field), _value_text(pair.against, field))
+    cells += [element("td", words, class_="n") for words in (*both, ratio)]
     return element("tr", *cells)
 
 
-def _value_text(value: int | float | str | Timing | None) -> str:
+def _value_text(value: int | float | str | Timing | None, field: str) -> str:
     if isinstance(value, Timing):
         return format_measure(value.p50)
     if isinstance(value, str):
         return value
+    if field in _SHOWN:
+        return _SHOWN[field](value).rstrip()
     if isinstance(value, float):
         return format_measure(value)
     return format_bytes(value) if value is not None and value >= 1 << 20 else format_count(value)

@@ -27,7 +27,14 @@ from shardyard.render.svg.page_css import page_sheet
 from shardyard.render.svg.palette import IDLE, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
 from shardyard.render.svg.svg import PictureFrame
 from shardyard.render.text_tables import NOT_MEASURED as DASH
-from shardyard.render.text_tables import format_bytes, format_count, format_measure
+from shardyard.render.text_tables import (
+    describe_rates,
+    format_bytes,
+    format_count,
+    format_flop,
+    format_measure,
+    format_share,
+)
 
 #: What a browser may do with the page: show it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -265,7 +272,8 @@ def _balance_tile(report: Report, name: str, value: str, path: str) -> Markup:
 
 
 def _devices_section(report: Report, about: ReportContext) -> Markup:
-    names = ("rows", "share", "steps", "idle", "ms/row", "data wait, p50", "peak memory")
+    rates = [rate for rate in _RATES if any(getattr(cost, rate[1]) is not None for cost in report.per_device)]
+    names = ("rows", "share", "steps", "idle", "ms/row", *(rate[0] for rate in rates), "data wait, p50", "peak memory")
     ranks = len({device.rank for device in report.devices}) > 1
     head = [_head_cell("device"), _head_cell("mark"), *([_head_cell("rank", "n")] if ranks else [])]
     head += [*(_head_cell(name, "n") for name in names), _head_cell("id"), _head_cell("node")]
@@ -274,13 +282,14 @@ def _devices_section(report: Report, about: ReportContext) -> Markup:
     for device, cost in list(zip(report.devices, report.per_device, strict=True))[:MAX_TABLE]:
         cells = [_body_cell(str(device.device)), element("td", *_table_marks(report, device, cost, slow, about))]
         cells += [_body_cell(str(device.rank), "n")] if ranks else []
-        cells += [_body_cell(words, "n") for words in _cost_cells(cost)]
+        cells += [_body_cell(words, "n") for words in _cost_cells(cost, rates)]
         cells += [element("td", element("code", device.id), title=device.name), _body_cell(device.node)]
         rows.append(element("tr", *cells))
     table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
-    more = len(report.devices) - len(rows)
+    more, together = len(report.devices) - len(rows), describe_rates(report)
     return page_section(
         "Devices",
+        element("p", f"{together} together") if together else None,
         element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
         element("p", f"and {more:,} more devices", class_="muted") if more else None,
     )
@@ -300,13 +309,24 @@ def _hardware_section(report: Report) -> Markup | None:
     )
 
 
-def _cost_cells(cost: DeviceMeasures) -> tuple[str, ...]:
+#: Columns of the table of devices that are there where some device has them: title, field, and how it is shown.
+_Rate = tuple[str, str, Callable[[float | None], str]]
+_RATES: tuple[_Rate, ...] = (
+    ("rows/s", "rows_per_second", format_measure),
+    ("tokens/s", "tokens_per_second", format_measure),
+    ("FLOP/s", "flop_per_second", format_flop),
+    ("MFU", "mfu", format_share),
+)
+
+
+def _cost_cells(cost: DeviceMeasures, rates: Sequence[_Rate]) -> tuple[str, ...]:
     return (
         format_count(cost.rows),
         DASH if cost.share is None else f"{cost.share:.1%}",
         format_count(cost.steps),
         format_count(cost.idle_steps),
         format_measure(cost.ms_per_row),
+        *(show(getattr(cost, field)).rstrip() for _, field, show in rates),
         _median_text(cost.data_wait_ms),
         format_bytes(cost.memory_peak_bytes),
     )

@@ -16,7 +16,7 @@ from typing import TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, Outcome, PacketDecoder, Record, Step
+from jobs.protocol.records import AnyRecord, Outcome, PacketDecoder, ProgramBegan, Record, Step
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.commands import CONTINUE
@@ -180,10 +180,11 @@ def _rank(
             data_root=data_root,
             checkpoints=checkpoints,
         )
+        sink.emit(ProgramBegan(time.time()))
         entry.run_recipe(spec, context)
     except BaseException:  # noqa: BLE001 - the outcome carries it
         code, trace = 1, traceback.format_exc()
-    sink.emit(Outcome(rank, code, traceback=trace))
+    sink.emit(Outcome(rank, code, traceback=trace, at=time.time()))
     sink.close()
     leave.poll(None)
     os._exit(code)

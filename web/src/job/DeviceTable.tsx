@@ -1,8 +1,26 @@
 // What each device got and cost in numbers, and its peak memory as a bar: the output device's is longer.
 
-import type { Report } from "../api";
-import { bytes, count, number, percent } from "../format";
+import type { Rates, Report } from "../api";
+import { bytes, count, flopRate, number, percent } from "../format";
 import { IDLE, OUTPUT, SLOW, slowDevice } from "../marks";
+
+const RATES: [keyof Rates, string, (value: number | null | undefined) => string][] = [
+  ["rows_per_second", "Rows/s", number],
+  ["tokens_per_second", "Tokens/s", number],
+  ["flop_per_second", "FLOP/s", flopRate],
+  ["mfu", "MFU", percent],
+];
+
+/** What all devices do in a second: "10,324 rows/s, 2.1 TFLOP/s, 41 % MFU". */
+function together(report: Report): string {
+  const words = [
+    report.rows_per_second != null && `${number(report.rows_per_second)} rows/s`,
+    report.tokens_per_second != null && `${number(report.tokens_per_second)} tokens/s`,
+    report.flop_per_second != null && flopRate(report.flop_per_second),
+    report.mfu != null && `${percent(report.mfu)} MFU`,
+  ];
+  return words.filter(Boolean).join(", ");
+}
 
 export function DeviceTable(props: { report: Report; outputDevice: number | null }) {
   const { report } = props;
@@ -11,12 +29,13 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
   const peaks = report.per_device.map((one) => one.memory_peak_bytes);
   const most = Math.max(...peaks.map((peak) => peak ?? 0), ...report.devices.map((one) => one.memory_total_bytes ?? 0));
   const measured = peaks.some((peak) => peak != null);
-  const rated = report.per_device.some((one) => one.rows_per_second != null);
+  const rates = RATES.filter(([field]) => report.per_device.some((one) => one[field] != null));
+  const rated = together(report);
   return (
     <>
-      <h2>Devices {report.rows_per_second != null && <small>{number(report.rows_per_second)} rows/s together </small>}{skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
+      <h2>Devices {rated && <small>{rated} together </small>}{skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
       <div class="scroll devices" tabIndex={0} role="group" aria-label="Devices in numbers"><table>
-        <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{rated && <th class="n" scope="col">Rows/s</th>}{measured && <th scope="col">Peak memory</th>}</tr></thead>
+        <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{rates.map(([field, title]) => <th key={field} class="n" scope="col">{title}</th>)}{measured && <th scope="col">Peak memory</th>}</tr></thead>
         <tbody>
           {report.per_device.map((one) => {
             const device = report.devices.find((found) => found.device === one.device);
@@ -30,7 +49,7 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
                 </td>
                 <td class="n">{count(one.rows)}</td><td class="n">{percent(one.share)}</td><td class="n">{count(one.steps)}</td>
                 <td class="n">{one.idle_steps ? <b>{count(one.idle_steps)}</b> : 0}</td><td class="n">{number(one.ms_per_row)}</td>
-                {rated && <td class="n">{number(one.rows_per_second)}</td>}
+                {rates.map(([field, , show]) => <td key={field} class="n">{show(one[field])}</td>)}
                 {measured && (
                   <td>
                     <progress max={most} value={one.memory_peak_bytes ?? 0} aria-label={`peak memory of device ${one.device}: ${bytes(one.memory_peak_bytes)}`} />

@@ -1,7 +1,7 @@
 // Two reports in numbers: what each device got and cost in both, and how many times as much.
 
 import type { Finding, Timing } from "../api";
-import { NONE, bytes, count, ms, number, percent } from "../format";
+import { NONE, bytes, count, flop, flopRate, ms, number, percent } from "../format";
 import { Findings } from "./Findings";
 
 interface Pair {
@@ -14,6 +14,7 @@ export interface Diff {
   per_device: (Record<string, Pair> & { device: number & Pair })[];
   primitives: Record<string, Pair> | null;
   balance: Record<string, Pair>;
+  throughput: Record<string, Pair>;
   findings: { this_only: Finding[]; against_only: Finding[]; both: string[] };
 }
 
@@ -26,15 +27,21 @@ const COLUMNS: [string, string, (value: number) => string][] = [
   ["data_wait_ms", "data wait", ms],
   ["comm_ms", "communication", ms],
   ["ms_per_row", "a row", ms],
+  ["rows_per_second", "rows/s", number],
+  ["tokens_per_second", "tokens/s", number],
+  ["flop_per_second", "FLOP/s", flopRate],
+  ["mfu", "MFU", percent],
   ["memory_peak_bytes", "peak memory", bytes],
 ];
 /** A ratio is noted from so much more, or less, on. */
 const NOTED = 1.1;
+const SHOWN: Record<string, (value: number) => string> = { flop_per_step: flop, flop_per_second: flopRate, mfu: percent };
+const TITLES: Record<string, string> = { flop_per_step: "FLOP per step", flop_per_second: "FLOP per second", mfu: "MFU" };
 
 export function DiffTable(props: { diff: Diff }) {
   const { diff } = props;
   const columns = COLUMNS.filter(([field]) => diff.per_device.some((one) => one[field]!.this != null || one[field]!.against != null));
-  const others = [...Object.entries(diff.primitives ?? {}), ...Object.entries(diff.balance)].filter(([, pair]) => pair.this != null || pair.against != null);
+  const others = [...Object.entries(diff.throughput), ...Object.entries(diff.primitives ?? {}), ...Object.entries(diff.balance)].filter(([, pair]) => pair.this != null || pair.against != null);
   return (
     <>
       <h2>Device by device <small>this run, then the other, and this one over the other; times are those of a typical step</small></h2>
@@ -54,7 +61,7 @@ export function DiffTable(props: { diff: Diff }) {
           <h2>As a whole</h2>
           <table class="diff"><tbody>
             {others.map(([field, pair]) => (
-              <tr key={field}><th scope="row">{field.replace(/_ms$/, "").replaceAll("_", " ")}</th><td class="n"><PairOf pair={pair} show={field.endsWith("_ms") ? ms : number} /></td></tr>
+              <tr key={field}><th scope="row">{TITLES[field] ?? field.replace(/_ms$/, "").replaceAll("_", " ")}</th><td class="n"><PairOf pair={pair} show={SHOWN[field] ?? (field.endsWith("_ms") ? ms : number)} /></td></tr>
             ))}
           </tbody></table>
         </div>

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 from workers.probe.shapes import shape_of_arguments
@@ -125,8 +126,11 @@ class WatchedReplica:
             begun = guarded.call_guarded("parallel_apply", self._begin, args, kwargs)
         around = now.depth, now.root, now.forward
         now.depth, now.root, now.forward = INSIDE, None, None
+        count = guarded.tracker.reporter.flop_count
+        is_counted = count is not None and self._forward is not None and self._forward.call.with_grad
+        counting = count.watch(self._slot) if count is not None and is_counted else nullcontext()
         try:
-            with guarded.output_of(self._slot):  # what it prints goes to the log of its device
+            with guarded.output_of(self._slot), counting:  # what it prints goes to the log of its device
                 outputs = self._module(*args, **kwargs)
         finally:
             now.depth, now.root, now.forward = around

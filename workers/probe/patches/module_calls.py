@@ -195,8 +195,13 @@ def _make_tracked_call(guarded: GuardedTracker, original: Any) -> Callable[[Any,
         root = forward.call.root
         current.depth, current.root = (SEARCHING, root) if root.parts else (INSIDE, None)
         current.forward = forward
+        count = guarded.tracker.reporter.flop_count
         try:
-            outputs = original(module, *args, **kwargs)
+            if count is None or not forward.call.with_grad:
+                outputs = original(module, *args, **kwargs)
+            else:
+                with count.watch(forward.call.slots[0], module):
+                    outputs = original(module, *args, **kwargs)
         finally:
             current.depth, current.root, current.forward = around
         guarded.call_guarded("a forward", guarded.tracker.end_forward, forward, outputs)

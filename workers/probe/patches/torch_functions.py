@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from jobs.protocol.records import Joining
+from workers.probe.flop_count import JOINT
 from workers.probe.patches.data_parallel import patch_data_parallel
 from workers.probe.patches.module_calls import (
     hide_from_dynamo,
@@ -161,8 +162,10 @@ def patch_backward(guarded: GuardedTracker, home: Any) -> None:
         if guarded.tracker.builder.losses.wants_more:
             guarded.call_guarded("backward", _read_loss, guarded.tracker, args, kwargs)
         now.in_backward = True  # checkpointing calls backward within backward
+        count = guarded.tracker.reporter.flop_count
         try:
-            result = original(*args, **kwargs)
+            with contextlib.nullcontext() if count is None else count.watch(JOINT):
+                result = original(*args, **kwargs)
         finally:
             now.in_backward = False
         if mark is not None:

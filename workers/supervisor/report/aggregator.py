@@ -28,13 +28,14 @@ from jobs.protocol.records import (
     Returned,
     Step,
 )
+from jobs.splits.card_peaks import find_peaks
 from jobs.splits.hardware_findings import HardwareRun, find_hardware_problems
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
 from jobs.splits.ranking import rank_findings
+from jobs.splits.throughput import WorkFacts, rate_run
 from jobs.splits.time_findings import find_time_problems
 from jobs.splits.timed_run import TimedRun
-from jobs.splits.timings import sum_rates
 from jobs.splits.uneven_work import find_uneven_work
 from jobs.splits.verdict import describe_run
 from shardyard.contract.report import (
@@ -276,7 +277,8 @@ class Aggregator(ABC):
             complete = self._processes.succeeded
             prediction, remark = check_prediction(self._prediction, patterns, complete=complete, overflowed=overflowed)
         findings, seen = self._find_problems(patterns, final, last_line, now)
-        devices, what_if = measures.devices(walls_ms), measures.what_if(walls_ms)
+        leased, work = tuple(map(self._describe_device, subject.lease)), self._describe_work()
+        devices, what_if = measures.devices(walls_ms, work), measures.what_if(walls_ms)
         run = self._describe_timed_run(walls_ms)
         of_time = [*find_time_problems(measures, run), *find_uneven_work(self._counts.work, measures, run)]
         of_hardware = find_hardware_problems(self._hardware.samples, self._describe_hardware_run(devices, patterns))
@@ -288,7 +290,7 @@ class Aggregator(ABC):
             strategy=subject.spec.parallelism.strategy,
             device_kind=subject.lease[0].kind,
             virtual=subject.virtual,
-            devices=tuple(map(self._describe_device, subject.lease)),
+            devices=leased,
             patterns=self._counts.patterns.to_report(),
             per_device=devices,
             primitives=measures.primitives() if use.scatters else None,
@@ -300,9 +302,9 @@ class Aggregator(ABC):
             resumed=self._resumed,
             what_if=what_if,
             verdict=describe_run(devices, what_if),
-            rows_per_second=sum_rates(devices),
             hardware=self._hardware.summaries(),
             learning_rate=self._learning_rate,
+            **msgspec.structs.asdict(rate_run(devices, work)),
         )
         facts = NoteFacts(
             seen=seen,
@@ -366,6 +368,15 @@ class Aggregator(ABC):
         """What each rank contributes to a reduction, where all that told it agree."""
         told = {one.gradient_bytes for one in self._processes.all_processes() if one.gradient_bytes is not None}
         return told.pop() if len(told) == 1 else None
+
+    def _describe_work(self) -> WorkFacts:
+        main, lease = self._counts.main_phase, self._subject.lease
+        shares_tensors = any(process.shares_tensors for process in self._processes.all_processes())
+        return WorkFacts(
+            peaks=[find_peaks(self._describe_device(device).name) for device in lease],
+            is_work_alike=not any(one.shapes_vary for one in self._counts.patterns.to_report() if one.phase == main),
+            rows="unknown" if shares_tensors else "same" if self._use.placed else "own",
+        )
 
     def _walls_ms(self, now: float | None) -> list[float | None]:
         """For each device how long the program of its rank has run."""

@@ -17,7 +17,7 @@ from workers.supervisor.report.patterns import PatternCount
 from workers.supervisor.report.step_joiner import Key
 
 #: A state of another version is not read. Grows with every change of what is below, or of what it is made of.
-VERSION: Final = 2
+VERSION: Final = 3
 #: 1,024 devices with 256 splits of long shapes need some 20 MiB.
 MAX_BYTES: Final = 64 * 1024 * 1024
 

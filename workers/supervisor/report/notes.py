@@ -13,10 +13,11 @@ import msgspec
 from jobs.protocol.records import Note
 from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
-from shardyard.contract.report import REASON_SEPARATOR, Report, join_reasons
+from shardyard.contract.report import RATES, REASON_SEPARATOR, Report, join_reasons
 from workers.supervisor.report.evaluation_findings import remarks_on_evaluation
 from workers.supervisor.report.gradient_findings import remarks_on_gradients
 from workers.supervisor.report.patterns import MAX_PATTERNS
+from workers.supervisor.report.rate_notes import explain_missing_rate, missing_rates
 from workers.supervisor.report.script_lint import remarks_on_averages
 from workers.supervisor.report.script_observations import (
     ScriptObservations,
@@ -131,8 +132,9 @@ def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> It
     for field, (count, steps) in measures.partly_measured().items():
         yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, and the total is an estimate for all"
     covered, steps = measures.covered_steps, measures.steps
+    counted = max(device.work.counted_steps for device in measures.sums.devices)
     for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
-        if 0 < covered < steps:
+        if 0 < covered < steps - counted:
             yield field, f"from the {covered:,} of {steps:,} steps in which the time of every device is known"
         if covered and report.virtual and facts.use.scatters:
             yield field, "computed as if the shards had run in parallel"
@@ -175,10 +177,18 @@ def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteF
         return f"no {facts.counts.main_phase} step has been seen"
     if facts.counts.crowded and field.startswith(("per_device.", "balance.")):
         return "several processes used one device at the same time"
-    if field in _RATES and any(device.rows is None for device in report.per_device):
+    if field in _ROW_RATES and any(device.rows is None for device in report.per_device):
         return _UNCOUNTED
     if _only_idle_lack(report, field):
         return "a device that got no rows has none"
+    if field.removeprefix("per_device.") in RATES:
+        return explain_missing_rate(
+            field,
+            report,
+            measures.steps,
+            is_work_alike=not any(one.shapes_vary for one in report.patterns if one.phase == facts.counts.main_phase),
+            rank_notes=facts.rank_notes,
+        )
     if (field.startswith("balance.") or field == "what_if") and facts.use.placed:
         return "the devices hold different modules and take turns on each batch"
     if (field.startswith("balance.") or field == "what_if") and facts.use.sharded:
@@ -198,7 +208,7 @@ _NEEDS_TWO = frozenset(
     {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives", "what_if"}
 )
 
-_RATES = frozenset({"per_device.ms_per_row", "per_device.rows_per_second", "rows_per_second"})
+_ROW_RATES = frozenset({"per_device.ms_per_row", "per_device.rows_per_second", "rows_per_second"})
 _UNCOUNTED = "the rows of some batch could not be counted"
 _UNMEASURED = "there was no step in which every device was measured"
 _DEFAULT_REASONS = {
@@ -208,8 +218,6 @@ _DEFAULT_REASONS = {
     "per_device.optimizer_ms": "no step of an optimizer was seen",
     "per_device.other_ms": "it is not known how long the program has run",
     "per_device.wall_ms": "it is not known how long the program has run",
-    "per_device.rows_per_second": "there were not two steps whose distance is known",
-    "rows_per_second": "there were not two steps whose distance is known",
     "learning_rate": "no optimizer's learning rate was seen",
     "what_if": "there was no step in which the time of every device is known",
     "devices.memory_total_bytes": "no rank has reported on the device yet",
@@ -228,9 +236,9 @@ def _null_paths(report: Report) -> Iterator[str]:
         yield "prediction.matches"
     if report.what_if is None:
         yield "what_if"
-    for field in ("rows_per_second", "learning_rate"):
-        if getattr(report, field) is None:
-            yield field
+    yield from missing_rates(report)
+    if report.learning_rate is None:
+        yield "learning_rate"
 
 
 def _only_idle_lack(report: Report, field: str) -> bool:

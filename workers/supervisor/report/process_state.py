@@ -81,11 +81,15 @@ class ProcessBatch:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The batches of one step, one for each wrapped module that took part. The per-device fields of the step run
-    parallel to `devices`. Not `known`: its splits never came."""
+    parallel to `devices`, as `tokens` do. Not `known`: its splits never came."""
 
     batches: tuple[ProcessBatch, ...]
     devices: tuple[int, ...]
     known: bool = True
+    tokens: tuple[int | None, ...] = ()
+
+    def tokens_at(self, position: int) -> int | None:
+        return self.tokens[position] if position < len(self.tokens) else None
 
 
 def work_of_unknown_splits(devices: tuple[int, ...]) -> StepWork:
@@ -100,7 +104,18 @@ def sum_forwards(splits: Sequence[BatchSplit]) -> StepWork:
     for split in splits:
         by_module.setdefault(split.module, []).append(split)
     devices = dict.fromkeys(device for split in splits for device in split.devices)
-    return StepWork(tuple(_sum_module(module, forwards) for module, forwards in by_module.items()), tuple(devices))
+    batches = tuple(_sum_module(module, forwards) for module, forwards in by_module.items())
+    ids = [split for split in splits if split.holds_tokens]
+    tokens = tuple(sum_known([_count_tokens(split, device) for split in ids]) for device in devices) if ids else ()
+    return StepWork(batches, tuple(devices), tokens=tokens)
+
+
+def _count_tokens(split: BatchSplit, device: int) -> int | None:
+    """The elements of a device's part of a batch of token ids; `None` where it got something else."""
+    if device not in split.devices or split.rows[split.devices.index(device)] == 0:
+        return 0
+    shape = split.input_shapes[split.devices.index(device)]
+    return shape[0] * shape[1] if shape is not None and len(shape) == 2 else None
 
 
 def _sum_module(module: str, splits: Sequence[BatchSplit]) -> ProcessBatch:

@@ -148,7 +148,8 @@ class StepCounts:
             for index, device in enumerate(part.work.devices):
                 crowded = shares[device] is not None
                 self.crowded = self.crowded or crowded
-                shares[device] = Share(division.rows[device], None if crowded else sent, index)
+                tokens = None if crowded else part.work.tokens_at(index)
+                shares[device] = Share(division.rows[device], None if crowded else sent, index, tokens)
         return [share or Share(rows, None) for share, rows in zip(shares, division.rows, strict=True)]
 
 

@@ -252,12 +252,12 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
         told.add_record(rank, split(0, [rank], [4]))
     feed_steps(told, range(1000))
     size = len(encode_report(told.make_report(final=False)))
-    feed_steps(told, range(1000, 91_000))
+    feed_steps(told, range(1000, 85_000))
     # A table that happens to be resized shows in one window; memory that steps keep shows in every one.
-    grown = min(growth(told, range(start, start + 3000)) for start in (91_000, 94_000, 97_000))
+    grown = min(growth(told, range(start, start + 5000)) for start in (85_000, 90_000, 95_000))
     report = told.make_report(final=False)
 
-    assert grown < 3000 * 8  # less than one pointer a step
+    assert grown < 5000 * 8  # less than one pointer a step
     assert len(encode_report(report)) < size + 100
     assert counted(report) == {("train", (4, 4)): 100_000}
 
@@ -519,6 +519,7 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
         *("primitives", "balance", "prediction", "findings", "notes", "rehearsal", "resumed"),
         *("what_if", "verdict", "rows_per_second", "hardware", "learning_rate"),
+        *("tokens_per_second", "flop_per_step", "flop_per_second", "mfu"),
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]

@@ -12,6 +12,8 @@ from shardyard.render.report_text import render_report
 from tests.support.record_streams import aggregator, split, step
 from tests.support.specs import make_spec
 from tests.support.svg_reading import of_earlier_version
+from tests.support.timed_streams import Plant, ddp_run
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 STEPS = 100
 #: What every rank does besides: the optimizer, its own code between two steps, and what comes before the first one.
@@ -91,13 +93,13 @@ def test_the_parts_of_a_rank_are_the_true_ones_and_add_up_to_its_wall_time(measu
         ({"input_ms": (0.0, 10.0)}, "input"),
     ],
 )
-def test_what_if_predicts_the_run_in_which_both_ranks_are_like_their_mean(
+def test_what_if_predicts_the_run_in_which_the_slow_rank_is_like_the_other(
     change: dict[str, tuple[float, float]], cause: str
 ) -> None:
     slow = ddp_report(**change)  # type: ignore[arg-type]
     field, (one, other) = next(iter(change.items()))
-    mean = (one + other) / 2
-    even = ddp_report(**{field: (int(mean) if field == "rows" else mean,) * 2})  # type: ignore[arg-type]
+    alike = int((one + other) / 2) if field == "rows" else one
+    even = ddp_report(**{field: (alike, alike)})  # type: ignore[arg-type]
 
     assert slow.what_if is not None
     assert slow.per_device[0].wall_ms is not None
@@ -109,6 +111,37 @@ def test_what_if_predicts_the_run_in_which_both_ranks_are_like_their_mean(
     assert sum(parts.values()) == pytest.approx(slow.what_if.ratio - 1, abs=1e-5)
     assert parts[cause] == pytest.approx(slow.what_if.ratio - 1, rel=0.01)
     assert slow.verdict.startswith("Device 1 holds the others up")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("part", ["wait", "forward", "backward"])
+def test_what_if_predicts_noisy_runs_without_their_straggler(part: str, ranks: int) -> None:
+    planted, removed = (
+        finished(ddp_run(ranks, 400, 7, plant)) for plant in (Plant(device=1, part=part, share=0.5), None)
+    )
+    true_ratio = (planted.per_device[0].wall_ms or 0.0) / (removed.per_device[0].wall_ms or 1.0)
+
+    assert planted.what_if is not None
+    assert removed.what_if is not None
+    assert planted.what_if.ratio == pytest.approx(true_ratio, rel=0.05)
+    assert planted.what_if.device == 1
+    assert removed.what_if.ratio == pytest.approx(1.0, abs=0.05)
+
+
+def finished(told: RecipeAggregator) -> Report:
+    for rank in range(4):
+        told.rank_ended(rank)
+    return told.make_report(final=True)
+
+
+def test_several_slow_ranks_are_all_taken_for_as_quick_as_the_rest() -> None:
+    report = ddp_report(rows=(10,) * 4, input_ms=(0.0, 20.0, 30.0, 0.0), row_ms=(1.0,) * 4)
+    even = ddp_report(rows=(10,) * 4, input_ms=(0.0,) * 4, row_ms=(1.0,) * 4)
+
+    assert report.what_if is not None
+    assert report.what_if.device == 2
+    walls = [one.per_device[0].wall_ms or 0.0 for one in (report, even)]
+    assert report.what_if.ratio == pytest.approx(walls[0] / walls[1], rel=0.01)
 
 
 def test_ranks_that_are_alike_have_nothing_to_gain() -> None:
@@ -206,6 +239,6 @@ def test_what_if_has_lines_only_where_there_is_one() -> None:
     report = ddp_report(input_ms=(0.0, 30.0))
     text = render_report(report)
 
-    assert "run time over that of devices that are alike  1." in text
+    assert "run time over that of devices that are alike  3." in text
     assert "what device 1 adds to it" in text
     assert "devices that are alike" not in render_report(msgspec.structs.replace(report, what_if=None))
