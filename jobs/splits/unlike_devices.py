@@ -112,8 +112,8 @@ def _describe_kinds(
         f"{slowest} ({_name_devices(slowest, run)}) takes {slow_ms / fast_ms:.2f} times as long for a row as {fastest} "
         f"({_name_devices(fastest, run)}): {slow_ms:.3g} ms against {fast_ms:.3g} ms; all get {rows[0]} rows, so the "
         "faster devices wait in every step",
-        f"run it on devices of one kind; of {sum(rows)} rows these could take {describe_rows(fitting)} each, in "
-        f"{then_ms:.3g} ms instead of {now_ms:.3g} ms",
+        f"run it on devices of one kind; of the {sum(rows)} rows of a step these could take {describe_rows(fitting)}, "
+        f"in {then_ms:.3g} ms instead of {now_ms:.3g} ms",
         numbers={
             "ratio": round(slow_ms / fast_ms, 4),
             "fastest_ms_per_row": round(fast_ms, 6),
@@ -136,6 +136,8 @@ def _name_devices(kind: str, run: TimedRun) -> str:
     devices = [device for device, card in enumerate(run.cards) if card == kind]
     if len(devices) == 1:
         return f"device {devices[0]}"
+    if len(devices) == 2:
+        return f"devices {devices[0]} and {devices[1]}"
     adjacent = devices[-1] - devices[0] == len(devices) - 1
     return f"devices {devices[0]} to {devices[-1]}" if adjacent else f"{len(devices)} devices"
 

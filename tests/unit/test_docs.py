@@ -357,6 +357,8 @@ def test_every_finding_is_explained() -> None:
     made = codes_in_the_code()
     assert made
     assert made <= documented
+    lines = REPORT.split("### A line of each\n", 1)[1].split("\n## ", 1)[0]
+    assert set(re.findall(r"^\[(?:info|warning)\] ([a-z-]+): ", lines, re.MULTILINE)) == documented
 
 
 def codes_in_the_code() -> set[str]:

@@ -227,7 +227,7 @@ def test_cards_of_different_kinds_are_told_from_a_slow_device(part: str) -> None
     assert (finding.code, finding.severity) == ("unlike-devices", "info")
     assert "Tesla T4 (device 1) takes 1.6" in finding.message
     assert "NVIDIA A100-SXM4-40GB (device 0)" in finding.message
-    assert "of 16 rows these could take 10, 6 each" in finding.suggestion
+    assert "of the 16 rows of a step these could take 10, 6, in" in finding.suggestion
     assert finding.numbers["ratio"] == pytest.approx(1.6, rel=0.05)
     assert finding.cost_device_seconds is not None
     assert found(ddp_run(2, 400, 2, None, EVEN, leased=UNLIKE)) == []
