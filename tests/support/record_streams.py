@@ -49,12 +49,13 @@ def step(number: int, splits: Sequence[int], rows: Sequence[int], phase: str = "
     """A step in which every row costs the same, unless `fields` say otherwise."""
     measured: dict[str, Any] = {
         "epoch": 0,
+        "at": 0.0,
         "step_ms": sum(rows) * (FORWARD_MS_PER_ROW + BACKWARD_MS_PER_ROW) + 1,
         "data_wait_ms": 0.05,
         "forward_ms": tuple(count * FORWARD_MS_PER_ROW if count else None for count in rows),
         "backward_ms": tuple(count * BACKWARD_MS_PER_ROW if count else None for count in rows),
     }
-    return Step(step=number, phase=phase, splits=tuple(splits), at=0.0, **(measured | fields))
+    return Step(step=number, phase=phase, splits=tuple(splits), **(measured | fields))
 
 
 def rank_stream(spec: JobSpec, rank: int, rows: int, eval_rows: int | None = None) -> Iterator[AnyRecord]:

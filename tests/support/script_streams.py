@@ -54,15 +54,16 @@ def steps(
     module: str = "",
     first: int = 0,
     first_id: int = 0,
+    at: float = 0.0,
 ) -> list[BatchSplit | Step]:
-    """A step for each batch; a batch is the rows of each device."""
+    """A step for each batch, all ended `at`; a batch is the rows of each device."""
     numbers: dict[tuple[int, ...], int] = {}
     records: list[BatchSplit | Step] = []
     for place, rows in enumerate(map(tuple, batches)):
         if rows not in numbers:
             numbers[rows] = first_id + len(numbers)
             records.append(split(numbers[rows], devices, rows, phase, module))
-        records.append(step(first + place, [numbers[rows]], rows, phase))
+        records.append(step(first + place, [numbers[rows]], rows, phase, at=at))
     return records
 
 

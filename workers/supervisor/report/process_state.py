@@ -201,6 +201,7 @@ class ProcessState:
     last_step_at: float | None = None
     joining_since: float | None = None  # it waits in init_process_group; seconds since the epoch
     began: Began | None = None
+    last_step_seconds: float = 0.0  # how long its latest step took, where that is known
     activity: Activity | None = None
     wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it
     reducers: int = 0  # models that DistributedDataParallel has wrapped
@@ -261,6 +262,10 @@ class ProcessState:
         """Count a step; returns by how much it is beyond the last one of its phase."""
         before = self.done.get(step.phase, 0)
         self.done[step.phase] = step.step + 1
+        if self.began is not None and self.began.step == step.step:
+            self.last_step_seconds = step.at - self.began.at
+        elif step.cycle_ms is not None and step.cycle_ms < math.inf:
+            self.last_step_seconds = step.cycle_ms / 1000
         if step.cycle_ms is not None and LONG_PAUSE_MS <= step.cycle_ms - (step.data_wait_ms or 0.0) < math.inf:
             self.pauses.append((step.at - step.cycle_ms / 1000, step.at))
         if step.phase == "train":

@@ -102,8 +102,11 @@ def _fewer_processes(seen: ScriptObservations) -> Iterator[Finding]:
 
 
 def _idle_all_along(seen: ScriptObservations) -> Iterator[Finding]:
-    """Devices of one process that no forward has used."""
+    """Devices of one process that no forward has used. Processes of a script that share virtual devices use the
+    cores of all of them."""
     if seen.spec.distributed or len({process.rank for process in seen.workers}) > 1:
+        return
+    if seen.virtual and not seen.spec.rehearsal and sum(process.trained for process in seen.workers) > 1:
         return
     used = {place for splits in seen.divided.values() for rows in splits for place, count in enumerate(rows) if count}
     if seen.devices > 1 and used and all(len(rows) == 1 for splits in seen.divided.values() for rows in splits):

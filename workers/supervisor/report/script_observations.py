@@ -9,6 +9,9 @@ from workers.supervisor.report.process_state import ProcessState
 
 #: A step that was begun so long before the end, and not finished, is worth a warning.
 UNFINISHED_SECONDS = 10.0
+#: ... if it has lasted so many times as long as the step before: a program of slow steps that comes to its time limit is
+#: ended in the middle of one.
+UNUSUAL = 3.0
 #: To join a process group takes less, unless a rank is missing.
 JOIN_SECONDS = 5.0
 MAX_NAMES = 8
@@ -89,17 +92,19 @@ def remarks_on_rows(seen: ScriptObservations) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class UnfinishedStep:
     """A step that some ranks had begun and not finished when they ended without a word: for how many seconds, where
-    that is known, and which ranks were behind and had not even begun it."""
+    that is known, how long the step before took, and which ranks were behind and had not even begun it."""
 
     step: int
     phase: str
     ranks: Sequence[int]
     behind: Sequence[int]
     seconds: float | None
+    usual_seconds: float = 0.0
 
     @property
     def long(self) -> bool:
-        return self.seconds is not None and self.seconds >= UNFINISHED_SECONDS
+        least = max(UNFINISHED_SECONDS, UNUSUAL * self.usual_seconds)
+        return self.seconds is not None and self.seconds >= least
 
     def __str__(self) -> str:
         later = f", {self.seconds:,.0f} s later" if self.seconds is not None else ""
@@ -129,6 +134,7 @@ def find_unfinished_steps(seen: ScriptObservations) -> list[UnfinishedStep]:
             ranks=sorted({process.rank for process in stuck}),
             behind=sorted({other.rank for other in waiting if other.done.get(phase, 0) <= step}),
             seconds=_longest_seconds(seen.now, stuck),
+            usual_seconds=max(process.last_step_seconds for process in stuck),
         )
         for (step, phase), stuck in sorted(steps.items())
     ]

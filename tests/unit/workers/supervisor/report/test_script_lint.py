@@ -118,6 +118,16 @@ def test_devices_that_no_forward_has_used_are_named() -> None:
     assert "ask for 1 device" in finding.suggestion
 
 
+def test_processes_that_train_side_by_side_on_cores_leave_no_device_idle() -> None:
+    """As under Hogwild: they join no group, so nothing says which of the devices each of them has."""
+    script = told("single", 2)
+    feed(script, [IDLE])
+    for source in (1, 2):
+        feed(script, [*steps([[8]] * 3), activity(3, 3)], source=source)
+
+    assert "idle-devices" not in findings(final(script))
+
+
 def test_data_parallel_without_gpus_is_told_to_rehearse() -> None:
     script = told("dp", 2)
     feed(script, [DATA_PARALLEL, *steps([[8]] * 3), activity(3, 3)])
@@ -500,6 +510,15 @@ def test_a_step_that_was_cut_off_in_the_middle_is_a_note_and_no_finding() -> Non
         report.notes["patterns.steps"]
         == "rank 0 had started step 3 (train) but not finished it when it ended, 0 s later"
     )
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(70.0, False), (100.0, True)])
+def test_a_step_among_slow_ones_is_unfinished_if_it_lasted_far_longer(seconds: float, found: bool) -> None:
+    script = told()
+    feed(script, [began(0, 100.0), *steps([[8]], at=130.0), began(1, 130.0)])
+    script.rank_ended(0)
+
+    assert ("unfinished-step" in findings(script.make_report(final=True, now=130.0 + seconds))) is found
 
 
 def test_what_a_rank_left_open_when_it_ended_well_is_nothing() -> None:
