@@ -28,6 +28,9 @@ SLOW_IN_WINDOW, NEARLY_ALL = 1.02, 0.8
 #: backward, of which a window has one measurement or two.
 FEW_WINDOWS, NOISE_OF_FEW, NOISE_OF_FEW_BACKWARDS = 6, 0.10, 0.20
 NOISE_AT_LEAST = 0.03
+#: Where windows without a backward of their own repeat one, so many that were measured are needed: of a device that was
+#: always slow, and of one that became slow.
+MIN_BACKWARDS, MIN_BACKWARDS_SINCE = 3, 6
 #: Larger ratios count as this one where noise is judged: a hiccup that turns 70 into 30 does not speak against a device
 #: being slow.
 CERTAIN_RATIO = 3.0
@@ -85,8 +88,9 @@ def find_slow_devices(windows: Sequence[StepWindow], measures: Measures, run: Ti
     found = [_slow_since(device, history, noise) for device, history in enumerate(compared)]
     slow = [
         one
-        for one in found
+        for one, history in zip(found, compared, strict=True)
         if one is not None
+        and _is_measured_often(one, history, compared)
         and (run.is_work_alike or one.cause == "input")
         and one.compute_ms + one.input_ms >= _least_difference_ms(run)
     ]
@@ -176,6 +180,27 @@ def _slow_since(device: int, history: Sequence[_Comparison], noise: float) -> Sl
         lost_ms=min(lost_ms, elapsed_ms),
         elapsed_ms=elapsed_ms,
     )
+
+
+def _is_measured_often(
+    one: SlowDevice, history: Sequence[_Comparison], compared: Sequence[Sequence[_Comparison]]
+) -> bool:
+    """Whether measured backwards alone show it too, where some windows repeat the one before: a repeated hiccup is
+    still a single one."""
+    fresh = [index for index, repeats in enumerate(_repeats_backward(history)) if not repeats]
+    since = [history[index] for index in fresh if history[index].window.first_step >= (one.since or 0)]
+    if len(fresh) == len(history) or not _is_about_backward(since or history):
+        return True
+    if len(since) < (MIN_BACKWARDS if one.since is None else MIN_BACKWARDS_SINCE):
+        return False
+    noise = estimate_noise([[other[index].ratio for index in fresh] for other in compared])
+    ratios = [comparison.ratio for comparison in since]
+    error = 1.25 * noise / math.sqrt(len(ratios))
+    return min(median(ratios), CERTAIN_RATIO) - 1 >= MIN_Z * error and _is_mostly_slow(ratios)
+
+
+def _repeats_backward(history: Sequence[_Comparison]) -> list[bool]:
+    return [False] + [later.window.backward == earlier.window.backward for earlier, later in pairwise(history)]
 
 
 def _typical_times(since: Sequence[_Comparison]) -> tuple[float, float, float]:

@@ -92,6 +92,7 @@ def ddp_run(
     machine: Machine = Machine(),
     kind: str = "cpu",
     leased: Sequence[LeasedDevice] | None = None,
+    backward_every: int = 10,
 ) -> RecipeAggregator:
     """Ranks that wait for each other at the end of each backward."""
     told = aggregator(make_spec("ddp", ranks, ROWS), None, kind=kind, leased=leased)
@@ -103,7 +104,7 @@ def ddp_run(
         now += end + machine.optimizer
         for rank, one in enumerate(times):
             comm = end - busy[rank]
-            sampled = is_sampled(number)
+            sampled = is_sampled(number) and (number < 10 or number % backward_every == 0)
             sent[rank].append(
                 _timed(
                     number,

@@ -9,8 +9,8 @@ from workers.supervisor.report.process_state import ProcessState
 
 #: A step that was begun so long before the end, and not finished, is worth a warning.
 UNFINISHED_SECONDS = 10.0
-#: ... if it has lasted so many times as long as the step before: a program of slow steps that comes to its time limit is
-#: ended in the middle of one.
+#: ... if it has lasted so many times as long as the step before: a program of slow steps that comes to its time limit
+#: is ended in the middle of one.
 UNUSUAL = 3.0
 #: To join a process group takes less, unless a rank is missing.
 JOIN_SECONDS = 5.0

@@ -94,6 +94,22 @@ def test_quiet_runs_have_no_finding_about_time(block: int) -> None:
         assert found(run(devices, chance.choice([25, 60, 200]), seed, None, machine)) == [], seed
 
 
+#: Four ranks on two cores: what one of them gets of these varies.
+CROWDED = Machine(wait=0.1, forward=0.2, backward=2.0, comm=6.0, optimizer=0.2, spread=0.8, hiccups=0.1)
+
+
+def test_a_backward_that_is_measured_in_every_hundredth_step_is_not_taken_for_many() -> None:
+    runs = [found(ddp_run(4, 800, seed, None, CROWDED, backward_every=100)) for seed in range(2)]
+    assert runs == [[]] * len(runs)
+
+
+def test_a_backward_that_is_long_whenever_it_is_measured_is_slow() -> None:
+    slow = replace(CROWDED, spread=0.1, hiccups=0.0)
+    (finding,) = found(ddp_run(4, 800, 1, Plant(3, "backward", 0.3), slow, backward_every=100))
+
+    assert (finding.code, finding.numbers["device"]) == ("slow-device", 3)
+
+
 def test_a_run_that_waits_for_its_input_says_how_many_loaders_would_keep_up() -> None:
     (finding,) = found(ddp_run(2, 300, 0, None, replace(EVEN, wait=50.0)))
 
