@@ -233,6 +233,13 @@ def describe_seconds(seconds: float) -> str:
     return f"{seconds:,.{2 if seconds < 10 else 1 if seconds < 100 else 0}f} device-seconds"
 
 
+def describe_bytes(count: float) -> str:
+    """A number of bytes for a sentence: "512 B", "4.12 KiB", "97.7 MiB"."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    scale = min(max(0, (int(count).bit_length() - 1) // 10), len(units) - 1)
+    return f"{count / 1024**scale:,.3g} {units[scale]}"
+
+
 def describe_cost(finding: Finding) -> str:
     """What a finding has cost: "costs 12.3 device-seconds, 8% of the run"; "" where that is not known."""
     if finding.cost_device_seconds is None:

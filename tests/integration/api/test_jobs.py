@@ -325,7 +325,10 @@ async def test_a_plan_shows_the_split_and_creates_nothing(api: Api) -> None:
 
 
 async def test_a_plan_beside_a_job_names_steps_that_have_grown_at_the_same_learning_rate(api: Api) -> None:
-    job, wanted = await api.submit(3), a_spec_body(3)
+    api.node(devices=4)
+    wanted = a_spec_body(3)
+    wanted["program"] |= {"mode": "train", "loss": {"ref": "cross_entropy"}, "optimizer": {"ref": "sgd"}}
+    job = (await api.client.post("/v1/jobs", json=wanted)).json()["id"]
     wanted["parallelism"] = {"strategy": "ddp"}
     alone, beside = [
         (await api.client.post(f"/v1/plan{query}", json=wanted)).json() for query in ("", f"?against={job}")

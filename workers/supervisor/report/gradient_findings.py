@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from jobs.protocol.records import GradientSync
 from jobs.splits.lint import rank_problems
 from jobs.splits.row_weights import weigh_rows
-from shardyard.contract.report import Finding, describe_rows
+from shardyard.contract.report import Finding, describe_bytes, describe_rows
 from workers.supervisor.report import norm_findings
 from workers.supervisor.report.script_observations import ScriptObservations, count_of
 
@@ -67,7 +67,7 @@ def find_repeated_reductions(seen: ScriptObservations) -> Iterator[Finding]:
         "info",
         f"{count_of(worst.repeated, 'step')} of {worst.inside} had {each:.3g} backwards each, and all of them "
         f"synchronised gradients: {wasted:,} of {worst.reductions:,} reductions were of no use, "
-        f"{wasted_bytes / 2**20:,.3g} MiB on every rank",
+        f"{describe_bytes(wasted_bytes)} on every rank",
         "run the forward and backward of every micro-batch but the last one of a step under no_sync() of the "
         "DistributedDataParallel",
         numbers={
