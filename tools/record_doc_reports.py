@@ -43,6 +43,45 @@ for _ in range(3):
         model(rows.cuda()).sum().backward()
         optimizer.step()
 """
+#: Under ddp, with four faults: no `set_epoch`, one evaluation that every rank makes by itself, another with rows that
+#: count twice, and dropout that is the same on all ranks.
+FAULTY_SCRIPT: Final = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, random_split, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rows = torch.randn(600, 12)
+labels = (rows.sum(1) > 0).long()
+training, validation, test = random_split(TensorDataset(rows, labels), [400, 99, 101])
+loader = DataLoader(training, batch_size=25, sampler=DistributedSampler(training))
+evaluations = [
+    DataLoader(validation, batch_size=25),
+    DataLoader(test, batch_size=25, sampler=DistributedSampler(test, shuffle=False)),
+]
+model = DistributedDataParallel(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for evaluation in evaluations:
+            correct = sum((model.module(x).argmax(1) == y).sum() for x, y in evaluation)
+            dist.all_reduce(correct)
+dist.destroy_process_group()
+"""
+#: Scripts, and how they are submitted.
+SCRIPTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "rehearsed-script": (SCRIPT, {"strategy": "dp", "devices": 3, "rehearse": True}),
+    "faults-of-data": (FAULTY_SCRIPT, {"strategy": "ddp", "devices": 2}),
+}
 #: Of jobs that have no file of their own in examples/jobs.
 SPECS: Final[dict[str, dict[str, Any]]] = {
     "ten-for-eight": linear_spec(
@@ -86,11 +125,12 @@ def record(names: list[str]) -> None:
 
 def run_job(client: Client, name: str) -> bytes:
     """Its report. Raises RuntimeError where it fails."""
-    if name == "rehearsed-script":
+    if name in SCRIPTS:
+        source, how = SCRIPTS[name]
         with tempfile.TemporaryDirectory() as directory:
             script = Path(directory) / "train.py"
-            script.write_text(SCRIPT)
-            job = client.submit_script(script, strategy="dp", devices=3, rehearse=True)
+            script.write_text(source)
+            job = client.submit_script(script, **how)
     else:
         job = client.submit(read_spec(name))
     job.wait(JOB_SECONDS)

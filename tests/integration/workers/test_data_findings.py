@@ -123,6 +123,51 @@ for words, targets in DataLoader(Sentences(), batch_size=8, collate_fn=pad):
 dist.destroy_process_group()
 """
 
+#: Sentences of any length, which a fault draws on each rank by itself.
+WORK = """
+import random
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+lengths = random.Random(dist.get_rank() if "lengths" in sys.argv else 0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(80):
+    optimizer.zero_grad()
+    model(torch.randn(8, lengths.randint(20, 600), 64)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+#: Parts of unequal length, or of equal length, over which ranks train under Join.
+PARTS = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+data = TensorDataset(torch.randn(80 + (16 * rank if "parts" in sys.argv else 0), 12))
+model = DistributedDataParallel(torch.nn.Linear(12, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    with model.join():
+        for (x,) in DataLoader(data, batch_size=8, shuffle=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+dist.destroy_process_group()
+"""
+
 #: Each fault by itself: its script, its argument, and what is found.
 FAULTS = {
     "same-rows-every-epoch": (TABLE, "epoch"),
@@ -132,6 +177,8 @@ FAULTS = {
     "same-noise-on-every-rank": (TABLE, "noise"),
     "iterable-read-by-all": (TEXT, "iterable"),
     "unlike-tokens": (TEXT, "tokens"),
+    "ranks-end-apart": (PARTS, "parts"),
+    "uneven-work": (WORK, "lengths"),
 }
 
 
@@ -164,6 +211,6 @@ def test_each_fault_is_found_by_itself(service: Service, code: str, ranks: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("script", [TABLE, TEXT])
+@pytest.mark.parametrize("script", [TABLE, TEXT, PARTS, WORK])
 def test_the_same_scripts_without_a_fault_have_no_finding(service: Service, script: str, ranks: int) -> None:
     assert found(service, script, ranks=ranks) == {}

@@ -89,7 +89,7 @@ def find_repeated_evaluations(seen: ScriptObservations) -> Iterator[Finding]:
     workers = list({process.rank: process for process in seen.workers}.values())
     if not are_grouped(workers) or not _hold_one_model(workers):
         return
-    shared = next((one for one in _shared_evaluations(workers) if one.holds_same), None)
+    shared = next((one for one in _shared_evaluations(workers) if one.holds_same and _can_be_shared(one)), None)
     if shared is None:
         return
     load, ranks = next(iter(shared.loads.values())), len(workers)
@@ -114,6 +114,11 @@ def _hold_one_model(workers: Sequence[ProcessState]) -> bool:
     return any(process.averages_gradients for process in workers) and not any(
         process.shares_tensors for process in workers
     )
+
+
+def _can_be_shared(shared: CommonPass) -> bool:
+    """Whether there is a batch for each rank."""
+    return all(load.batches >= len(shared.loads) for load in shared.loads.values())
 
 
 def _key(load: Loaded) -> tuple[int | None, int | None, int | None]:

@@ -126,6 +126,10 @@ def test_ranks_that_evaluate_other_rows_or_none_do_not_repeat_each_other(other: 
     assert found([[evaluated(100, 100)], [evaluated(100, 100, **other)]]) == {}
 
 
+def test_an_evaluation_of_a_single_batch_cannot_be_shared() -> None:
+    assert found([[evaluated(10, 10)] for _ in range(2)]) == {}
+
+
 def test_ranks_without_a_common_model_are_not_compared() -> None:
     script = told("ddp", 2)
     for rank in range(2):
