@@ -244,7 +244,8 @@ class Activity(Record, frozen=True):
     steps: int
     reductions: int  # collectives that add up or average tensors, called by the program itself once it trains
     exchanges: int = 0  # other collectives, and messages, by which tensors travel between its processes
-    gathers: int = 0  # collectives that bring tensors of all ranks together, called outside of any model
+    gathers: int = 0  # collectives that bring tensors of all ranks together, called during an evaluation or after it
+    evaluation_sums: int = 0  # those that add up tensors of any size, called there
 
 
 class Noise(Record, frozen=True):

@@ -94,7 +94,13 @@ class LoaderTracker:
         self._sampler_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._free_sampler_numbers = itertools.count()
         self._open_passes: dict[int, LoaderPass] = {}  # by loader
+        self._latest_pass: LoaderPass | None = None
         self._dropped: deque[LoaderPass] = deque()  # their iterators are garbage; sent with the next event
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether nothing was trained since a pass began."""
+        return self._latest_pass is not None and self.all_steps() == self._latest_pass.steps_before
 
     def begin_pass(self, iterator: Any, loader: Any, first: bool = False) -> bool:
         """`iterator` starts a pass over `loader`, or starts again; `first` where that is the same pass. False where
@@ -123,7 +129,7 @@ class LoaderTracker:
         current = LoaderPass(number, next(passes), facts, self.all_steps(), digest=facts.salt)
         if iterator._watched_pass is None:
             weakref.finalize(iterator, self._drop_pass, current).atexit = False
-        iterator._watched_pass = self._open_passes[number] = current
+        iterator._watched_pass = self._open_passes[number] = self._latest_pass = current
         self.defer(functools.partial(self._note_forwards, current))
         return current
 

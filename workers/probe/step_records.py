@@ -260,13 +260,22 @@ class SplitRegistry:
             self._sink.emit(split)
 
 
+@dataclass(slots=True)
+class EvaluationExchanges:
+    """Collectives of any size that a program has called since a pass began, without a step of training meanwhile."""
+
+    gathers: int = 0
+    sums: int = 0
+
+
 class RunReporter:
     """Reports what belongs to a run and not to one of its steps: notes, series, and counts of what was seen."""
 
     def __init__(self, sink: RecordSink, rank: int, world_size: int, device: int | None) -> None:
         """`device`: the only one of this rank."""
         self.rank, self.world_size = rank, world_size
-        self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = self.gathers = 0
+        self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = 0
+        self.evaluation = EvaluationExchanges()
         self.exchanged_numbers = 0  # outside of forwards
         self.flop_count: FlopCount | None = None  # of the step that is under way, where it is the one to be counted
         self._sink = sink
@@ -322,5 +331,5 @@ class RunReporter:
 
     def send_activity(self) -> None:
         self._activity_sent = time.perf_counter()
-        counts = self.forwards, self.backwards, self.steps, self.reductions, self.exchanges, self.gathers
-        self._sink.emit(Activity(*counts))
+        counts = self.forwards, self.backwards, self.steps, self.reductions, self.exchanges
+        self._sink.emit(Activity(*counts, self.evaluation.gathers, self.evaluation.sums))

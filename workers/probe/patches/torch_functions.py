@@ -337,8 +337,9 @@ def _wrap_exchange(guarded: GuardedTracker, sums: bool, gathers: bool, original:
     def exchange(*args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and guarded.on:
             guarded.call_guarded("collectives", _count_exchange, guarded.tracker, sums, (*args, *kwargs.values()))
-            if gathers and _is_outside(guarded):
-                guarded.tracker.reporter.gathers += 1
+            if guarded.tracker.loaders.is_evaluating and _is_outside(guarded):
+                evaluation = guarded.tracker.reporter.evaluation
+                evaluation.gathers, evaluation.sums = evaluation.gathers + gathers, evaluation.sums + sums
         return original(*args, **kwargs)
 
     return exchange

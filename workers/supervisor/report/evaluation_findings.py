@@ -28,7 +28,7 @@ ADD_UP = "add the counts up with all_reduce()"
 def find_rows_counted_twice(seen: ScriptObservations) -> Iterator[Finding]:
     """`evaluation-counts-twice`: a DistributedSampler repeats rows, so that all ranks have equally many."""
     load = _find_padded_evaluation(seen)
-    if load is None or _may_be_cut_off(seen):
+    if load is None or _may_be_cut_off(seen) or not _adds_up(seen):
         return
     rows, ranks, twice = load.dataset_rows or 0, load.replicas or 1, _repeated_rows(load)
     yield Finding(
@@ -75,6 +75,11 @@ def _repeated_rows(load: Loaded) -> int:
 def _may_be_cut_off(seen: ScriptObservations) -> bool:
     """Whether the ranks bring their outputs together, and may leave out the rows at the end."""
     return any(process.activity is not None and process.activity.gathers for process in seen.workers)
+
+
+def _adds_up(seen: ScriptObservations) -> bool:
+    """Whether the ranks add up what they have counted: otherwise each has a metric of its own."""
+    return any(process.activity is not None and process.activity.evaluation_sums for process in seen.workers)
 
 
 def _count_twice(rows: int) -> str:

@@ -47,12 +47,14 @@ def program(store: str, rank: int) -> None:
             tags[:, WORDS[rank] :] = IGNORED
             loss = nn.functional.cross_entropy(net(words).transpose(1, 2), tags, ignore_index=IGNORED)
             learn(optimizer, loss / 2)
+    dist.all_reduce(loss.detach())
     outputs = []
     with torch.no_grad():
         for words, _ in DataLoader(held_out, 2, sampler=DistributedSampler(held_out, shuffle=False)):
             outputs.append(net.module(words).argmax(-1))
     gathered: list[Any] = [None, None]
     dist.all_gather_object(gathered, torch.cat(outputs))
+    dist.all_reduce(torch.ones(1))
     for numbers in DataLoader(Numbers(), 4):
         optimizer.zero_grad()
         backward(net(numbers.long() % 10).square().mean())
@@ -79,6 +81,7 @@ def test_an_evaluation_is_a_pass_with_forwards_and_without_training(ranks: list[
         assert all(one.seconds > 0 for one in passes)
         assert passes[0].began_at <= passes[1].began_at - passes[0].seconds + 0.1
         assert seen.of(Activity)[-1].gathers > 0
+        assert seen.of(Activity)[-1].evaluation_sums == 1
 
 
 def test_batches_without_indices_are_compared_by_what_they_hold(ranks: list[Seen]) -> None:

@@ -31,12 +31,12 @@ def end(script: ScriptAggregator, ranks: int) -> None:
         script.rank_ended(rank)
 
 
-def reported(passes: list[list[AnyRecord]], *, gathers: int = 0, final: bool = True) -> Report:
+def reported(passes: list[list[AnyRecord]], *, gathers: int = 0, sums: int = 2, final: bool = True) -> Report:
     """Of ranks under DDP, each of which has evaluated so."""
     script = told("ddp", len(passes))
     for rank, read in enumerate(passes):
         begun = [ProgramBegan(0.0), joined(rank, len(passes)), DDP, *steps([[8]] * 6, [rank])]
-        counts = msgspec.structs.replace(activity(6, 6), gathers=gathers)
+        counts = msgspec.structs.replace(activity(6, 6), gathers=gathers, evaluation_sums=sums)
         feed(script, [*begun, *read, counts], rank)
     if final:
         end(script, len(passes))
@@ -82,6 +82,10 @@ def test_outputs_that_are_brought_together_may_be_cut_off_and_a_note_says_so() -
 
     assert findings(report) == {}
     assert "of 101 rows that were evaluated 1 was read twice" in report.notes["findings"]
+
+
+def test_ranks_that_add_nothing_up_have_a_metric_each() -> None:
+    assert found([[padded(rank)] for rank in range(2)], sums=0) == {}
 
 
 def test_it_is_told_at_the_end_when_all_that_the_script_calls_is_known() -> None:
