@@ -55,10 +55,11 @@ export function Hardware(props: { id: string; attempt: number; running: boolean;
   const name = names.includes(chosen) ? chosen : names[0]!;
   const wanted = series.filter((one) => one.name === name && one.buckets.length > 0);
   const top = SERIES[name]![2] ?? Math.max(...wanted.flatMap((one) => one.buckets.map((bucket) => bucket.maximum ?? 0)));
+  const seconds = Math.max(0, ...wanted.map((one) => one.buckets.at(-1)!.last.step));
   return (
     <section class="panel">
       <div class="row">
-        <h2 class="grow">Hardware</h2>
+        <h2 class="grow">Hardware <small>{duration(seconds)}</small></h2>
         <label>Show <select value={name} onChange={(event) => setChosen(event.currentTarget.value)}>{names.map((one) => <option key={one} value={one}>{SERIES[one]![0]}</option>)}</select></label>
       </div>
       <div class="curves">{wanted.slice(0, shown).map((one) => <Chart key={one.device} series={one} top={top || 1} />)}</div>
@@ -76,7 +77,7 @@ function Chart(props: { series: Series; top: number }) {
   const mean = buckets.reduce((sum, one) => sum + (one.mean ?? 0) * one.count, 0) / whole;
   const least = Math.min(...buckets.map((one) => one.minimum ?? Infinity));
   const most = Math.max(...buckets.map((one) => one.maximum ?? -Infinity));
-  const words = `mean ${show(mean)}, ${show(least)} to ${show(most)}, over ${duration(last.last.step)}`;
+  const words = `mean ${show(mean)}, ${show(least)} to ${show(most)}`;
   return (
     <figure>
       <figcaption title={words}><b>Device {device}</b> <span class="muted">{show(last.mean)} now</span></figcaption>
