@@ -197,11 +197,12 @@ def _cpu_oversubscribed(samples: AttemptSamples, run: HardwareRun) -> Iterator[F
     if share < DATA_WAIT_FROM or max(one.steps for one in run.measures) < MIN_STEPS:
         return
     where = "num_workers in the DataLoader" if run.is_script else "program.data.num_workers"
+    cores = "1 core" if samples.cores == 1 else f"{samples.cores:.3g} cores"
     yield Finding(
         "cpu-oversubscribed",
         "warning",
         f"{wanted:.0f} threads of {ranks} {'rank' if ranks == 1 else 'ranks'} and of the {workers} processes that "
-        f"{'it has' if ranks == 1 else 'they have'} started compete for {samples.cores:.3g} cores, and devices wait "
+        f"{'it has' if ranks == 1 else 'they have'} started compete for {cores}, and devices wait "
         f"{share:.0%} of the time for data",
         f"lower {where}, so that ranks and loader processes together have a core each, or make a batch cheaper",
         numbers={

@@ -13,8 +13,6 @@ _BATCH_WORDS = (
     "the model's batches of",
     " rows on each rank",
 )
-
-
 #: A finding whose suggestion would make another one worse gives way to that one's.
 _GIVES_WAY = {
     "input-bound": (
@@ -28,17 +26,26 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Warnings first, then what costs most. The first suggestion of another batch size stands for itself, and each
     that follows says instead of which one it is."""
     codes = {one.code for one in findings}
-    findings = [_give_way(one, codes) for one in findings]
-    ranked = sorted(findings, key=lambda one: (one.severity != "warning", -(one.cost_device_seconds or 0.0)))
+    ranked = [_give_way(one, codes) for one in sorted(findings, key=lambda one: _weight(one, codes))]
     first = next((one for one in ranked if _resizes_batch(one)), None)
     if first is None:
         return ranked
     return [_put_behind(one, first) for one in ranked]
 
 
+def _weight(finding: Finding, codes: Set[str]) -> tuple[bool, bool, float]:
+    """The smaller, the earlier."""
+    return finding.severity != "warning", _gives_way(finding, codes), -(finding.cost_device_seconds or 0.0)
+
+
+def _gives_way(finding: Finding, codes: Set[str]) -> bool:
+    return finding.code in _GIVES_WAY and _GIVES_WAY[finding.code][0] in codes
+
+
 def _give_way(finding: Finding, codes: Set[str]) -> Finding:
-    stronger, suggestion = _GIVES_WAY.get(finding.code, ("", ""))
-    return msgspec.structs.replace(finding, suggestion=suggestion) if stronger in codes else finding
+    if not _gives_way(finding, codes):
+        return finding
+    return msgspec.structs.replace(finding, suggestion=_GIVES_WAY[finding.code][1])
 
 
 def _resizes_batch(finding: Finding) -> bool:

@@ -6,7 +6,7 @@ from shardyard.contract.hardware import DeviceHardware
 from shardyard.render.text_tables import NOT_MEASURED, format_bytes, format_measure
 
 #: What the columns show.
-CAPTION = "busy, power, clock and cores are means; memory and temperature are the most that was seen"
+CAPTION = "mean values; of memory and temperature the most that was seen"
 #: Titles of the columns, each with the series that it shows, and which of its numbers. Those of processes are last.
 _COLUMNS = (
     ("GPU busy", "utilisation", "mean"),

@@ -30,10 +30,13 @@ def test_of_two_batch_sizes_the_second_says_instead_of_which_it_is() -> None:
 
 
 def test_more_loader_processes_are_not_suggested_where_they_compete_for_cores() -> None:
-    waits = Finding("input-bound", "warning", "", "set num_workers in the DataLoader to 8 (now 4)")
+    waits = Finding(
+        "input-bound", "warning", "", "set num_workers in the DataLoader to 8 (now 4)", cost_device_seconds=9.0
+    )
     competing = Finding("cpu-oversubscribed", "warning", "", "lower num_workers in the DataLoader")
 
     (alone,) = rank_findings([waits])
     both = {one.code: one for one in rank_findings([waits, competing])}
     assert alone == waits
+    assert list(both) == ["cpu-oversubscribed", "input-bound"]
     assert both["input-bound"].suggestion.startswith("do what cpu-oversubscribed suggests first")
