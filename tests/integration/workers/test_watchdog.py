@@ -85,6 +85,34 @@ def test_a_rank_that_others_wait_for_is_named_with_the_line_at_which_it_is(servi
     assert f"what to do: {record.error['advice']}" in said
 
 
+@pytest.mark.slow
+def test_three_ranks_that_wait_for_the_fourth_are_named_together(service: Service) -> None:
+    script = {"train.py": LEAVES_OTHERS_WAITING}
+    record = service.ended(service.run_script(script, strategy="ddp", devices=4, limits={"stall_seconds": 4}), 90)
+    assert re.search("ranks 0, 2 and 3 wait in all_reduce, .* which rank 1 has not called", record.message), record
+
+
+DISAGREES = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank():
+    dist.broadcast(torch.ones(4), 0)
+else:
+    dist.all_gather([torch.ones(4), torch.ones(4)], torch.ones(4))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_call_different_collectives_are_told_apart(service: Service) -> None:
+    job = service.run_script({"train.py": DISAGREES}, strategy="ddp", devices=2, limits={"stall_seconds": 2})
+    record = service.ended(job)
+    assert record.reason == StateReason.STALLED, record
+    assert re.search(
+        "the ranks call different collectives as number .*: rank 0 all_?gather.*, rank 1 broadcast", record.message
+    )
+
+
 GIVES_UP = """
 import datetime, time, torch, torch.distributed as dist
 
