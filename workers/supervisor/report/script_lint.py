@@ -53,8 +53,11 @@ def _warning(code: str, message: str, suggestion: str) -> Finding:
 
 
 def _no_work_done(seen: ScriptObservations) -> Iterator[Finding]:
-    """A script that looked for GPUs, found none and ended with 0 is the most dangerous success."""
+    """A script that looked for GPUs, found none and ended with 0 is the most dangerous success. Backwards without a
+    module and an optimizer are work: a program may update its tensors by itself."""
     if not seen.succeeded or any(process.activity is None for process in seen.processes if process.source == 0):
+        return
+    if any(process.activity is not None and process.activity.backwards for process in seen.processes):
         return
     if seen.blind:
         yield Finding(

@@ -53,6 +53,13 @@ def test_where_the_probe_could_not_count_nothing_is_claimed() -> None:
     assert findings(final(told())) == {}
 
 
+def test_backwards_without_a_module_are_work() -> None:
+    script = told()
+    feed(script, [Activity(0, 500, 0, 0)])
+
+    assert findings(final(script)) == {}
+
+
 def test_work_that_nobody_could_see_is_not_called_idleness() -> None:
     script = told()
     feed(script, [IDLE, Note("per_device", "no forward and no step was seen, while programs computed for 9.0 s")])
