@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from jobs.protocol.records import FLOP_STEP, BatchSplit, Step
+from tests.integration.training.ranks import RankRun
 from tests.support.probe_runs import Seen, learn, watched, watched_ranks
 from tests.support.training_runs import Kept, report_here, run_here, spec_of
 from tests.unit.workers.probe.test_wrappers import begin
@@ -47,7 +48,7 @@ def recipe(batch_size: int, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def counted(seen: Kept | Seen) -> Step:
+def counted(seen: Kept | Seen | RankRun) -> Step:
     """The only step whose FLOP were counted, which has no times."""
     (step,) = [step for step in seen.of(Step) if step.flop is not None]
     assert (step.phase, step.step) == ("train", FLOP_STEP)
