@@ -11,7 +11,7 @@ from tests.integration.training.what_if import WHERE, run_pair
 def test_a_run_without_its_straggler_takes_as_long_as_was_predicted(where: str, ranks: int) -> None:
     pairs = [run_pair(where, ranks, steps=60, milliseconds=60) for _ in range(3)]
 
-    assert sorted(abs(pair.error) for pair in pairs)[1] < 0.05
+    assert sorted(abs(pair.error) for pair in pairs)[1] < 0.1
     for pair in pairs:
         assert pair.what_if.device == 1
         part = pair.what_if.input if where == "input" else pair.what_if.compute
