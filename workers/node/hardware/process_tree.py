@@ -49,7 +49,7 @@ class ProcessTree:
                     self._ticks[pid] = 0
 
     def sample(self) -> TreeSample | None:
-        """None: the rank's process has ended."""
+        """None: the rank's process has ended, or has given its memory back to end."""
         ticks = resident = anonymous = 0
         for pid, started in list(self._started.items()):
             fields = read_stat_fields(pid)
@@ -59,10 +59,12 @@ class ProcessTree:
                 del self._started[pid]
                 self._ticks.pop(pid, None)
                 continue
+            pages = _read_pages(pid)
+            if pid == self._pid and not pages[0]:
+                return None
             used = int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])
             ticks += used - self._ticks.get(pid, used)
             self._ticks[pid] = used
-            pages = _read_pages(pid)
             resident += pages[0]
             anonymous += max(0, pages[0] - pages[1])
         return TreeSample(ticks / _TICKS, resident * _PAGE_BYTES, anonymous * _PAGE_BYTES)

@@ -76,3 +76,14 @@ def test_a_tree_is_its_process_and_all_that_descend_from_it() -> None:
 
 def test_another_process_of_the_same_number_is_not_the_rank() -> None:
     assert ProcessTree(os.getpid(), read_start_time(os.getpid()) - 1).sample() is None
+
+
+def test_a_process_that_is_dead_and_not_reaped_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tree = ProcessTree(process.pid, read_start_time(process.pid))
+        assert tree.sample() is not None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert tree.sample() is None
