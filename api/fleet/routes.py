@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from api.fleet.service import FleetService
 from api.http import responses
@@ -10,12 +10,18 @@ from api.http.deps import Admin, Body, Caller, service_of
 from api.http.operation_docs import JSON, content_of, describe, json_body
 from api.jobs import plan_service
 from api.schemas import examples
-from shardyard.contract.responses import NodeList, NodeView, PoolList
+from jobs import store
+from shardyard.contract.responses import DeviceHistory, NodeList, NodeView, PoolList
 
 ServiceDep = Annotated[FleetService, Depends(service_of(FleetService))]
 router = APIRouter(tags=["fleet"])
 
 Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` shows it")]
+
+DeviceId = Annotated[
+    str, Path(alias="id", max_length=200, description="`name_in_fleet` of `GET /v1/nodes`, or the node and the label")
+]
+HistoryLimit = Annotated[int, Query(ge=1, le=store.MAX_HISTORY_LINES)]
 
 
 @router.get("/v1/pools", **describe("List pools", PoolList))
@@ -26,6 +32,17 @@ async def pools(fleet: ServiceDep) -> Response:
 @router.get("/v1/nodes", **describe("List nodes", NodeList))
 async def nodes(who: Caller, fleet: ServiceDep) -> Response:
     return responses.json_response(await fleet.list_nodes(who))
+
+
+@router.get(
+    "/v1/devices/{id}/history",
+    **describe("Get the history of a device", DeviceHistory, refuses=("malformed_cursor",)),
+)
+async def device_history(
+    who: Caller, fleet: ServiceDep, device: DeviceId, cursor: str = "", limit: HistoryLimit = store.MAX_HISTORY_LINES
+) -> Response:
+    """What its attempts have left, the newest first. The history outlives the jobs."""
+    return responses.json_response(await fleet.read_device_history(who, device, cursor, limit))
 
 
 @router.post(

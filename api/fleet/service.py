@@ -1,15 +1,17 @@
 """The service of pools and nodes."""
 
 from api.data.fleet_cache import FleetCache
-from api.http import audit
+from api.http import audit, cursors
 from api.http.auth import Principal
 from api.schemas import views
 from api.schemas.requests import parse_drain, parse_quarantine
 from jobs import store
+from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Forbidden, NotFound
-from shardyard.contract.responses import NodeList, NodeView, PoolList
+from shardyard.contract.responses import DeviceHistory, NodeList, NodeView, PoolList
 
 
 class FleetService:
@@ -23,6 +25,22 @@ class FleetService:
     async def list_nodes(self, who: Principal) -> NodeList:
         fleet = await self._fleet.read_fleet(max_age=0)
         return NodeList([views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+
+    async def read_device_history(self, who: Principal, name: str, cursor: str, limit: int) -> DeviceHistory:
+        """The history of the device `name`: its name in the fleet, its node and label, or an id that no other has.
+
+        Raises:
+            NotFound: there is no such device, and never was.
+            MalformedCursor: the cursor is not one of ours.
+        """
+        before = cursors.decode_position(cursor) if cursor else None
+        where = find_device(await self._fleet.read_fleet(max_age=0), name)
+        device = name if where is None else where[1].name_in_fleet(where[0].id)
+        page = await self._store.run(store.read_history(device, before=before, limit=limit))
+        if where is None and not page.lines and before is None:
+            raise NotFound(f"there is no device {name!r}; `GET /v1/nodes` lists them, each with its name_in_fleet")
+        following = None if page.next is None else cursors.encode_position(page.next)
+        return views.device_history(device, where, page, who.tenant, following)
 
     async def drain_node(self, who: Principal, node: str, body: bytes) -> NodeView:
         """Give a node no new work. Running attempts continue, or move to other nodes at the deadline.
@@ -89,6 +107,15 @@ class FleetService:
             if not known:  # else it went by this very call, whose first reply was lost
                 raise
         audit.log_audit_event(who, "node_forgotten", node=node)
+
+
+def find_device(fleet: FleetRecords, name: str) -> tuple[NodeRecord, DeviceRecord] | None:
+    """The device of that name in the fleet, or of that node and label (`host-a:cuda:3`), or of that id, if only one has
+    it."""
+    every = [(node, device) for node in fleet.nodes for device in node.info.devices]
+    known = [each for each in every if name in (each[1].name_in_fleet(each[0].id), f"{each[0].id}:{each[1].label}")]
+    known = known or [each for each in every if name == each[1].id]
+    return known[0] if len(known) == 1 else None
 
 
 def _require_operator(who: Principal) -> None:

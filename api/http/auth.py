@@ -39,7 +39,7 @@ PUBLIC = frozenset(
     }
 )
 #: Pages and files of the dashboard: the same for everybody, and without any data.
-PUBLIC_PREFIXES = ("/assets/", "/jobs/")
+PUBLIC_PREFIXES = ("/assets/", "/devices/", "/jobs/")
 #: Methods that change nothing; a token that may read may use them.
 SAFE = frozenset({"GET", "HEAD"})
 

@@ -9,6 +9,7 @@ import msgspec
 from shardyard.contract.errors import MalformedCursor
 
 MAX_CURSOR_LENGTH = 32_768
+MAX_POSITION_DIGITS = 20
 
 
 class LogCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +33,20 @@ def decode_job(cursor: str) -> str:
         return str(uuid.UUID(bytes=decode_text(cursor)))
     except ValueError:
         raise _malformed_cursor() from None
+
+
+def encode_position(position: int) -> str:
+    return encode_text(str(position).encode())
+
+
+def decode_position(cursor: str) -> int:
+    """Raises:
+    MalformedCursor: not one of ours.
+    """
+    digits = decode_text(cursor)
+    if not digits.isdigit() or len(digits) > MAX_POSITION_DIGITS:
+        raise _malformed_cursor()
+    return int(digits)
 
 
 def encode_log(cursor: LogCursor) -> str:

@@ -70,6 +70,7 @@ PARAMETERS: dict[str, str] = {
     "bundle": "sha256:" + "0123456789abcdef" * 4,
     "node": "host-a",
     "device": "0",
+    "id": "host-a:cpu:0",
     "token": "0123456789abcdef",
     "label": "team=vision",
     "Range": "bytes=0-1023",

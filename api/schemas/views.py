@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jobs.model.device_history import HistoryLine
 from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, JobRow, NodeRecord, QueueView, TokenRecord
 from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import AttemptId, FleetRecords, JobView
+from jobs.store import AttemptId, FleetRecords, HistoryPage, JobView
 from shardyard.contract.report import Resumed
 from shardyard.contract.responses import (
     AttemptView,
     CheckpointView,
+    DeviceHistory,
+    DeviceHistoryLine,
     DeviceView,
     JobStatus,
     JobSummary,
@@ -224,15 +227,70 @@ def _device_view(record: NodeRecord, device: DeviceRecord, tenant: str) -> Devic
         attempt=held_by.number if held_by is not None and ours else None,
         quarantine=_quarantine_reason(record, device.index, tenant),
         quarantined_at=utc(why.since) if (why := record.quarantine.get(device.index)) is not None else None,
+        name_in_fleet=device.name_in_fleet(record.id),
+        suspected=_suspicion(record, device.index),
     )
 
 
-def _quarantine_reason(record: NodeRecord, index: int, tenant: str) -> str | None:
-    """Why a device is not used. The words name a process and whose job it was, which is for the operator only."""
-    why = record.quarantine.get(index)
-    if why is None:
+def _suspicion(record: NodeRecord, index: int) -> str | None:
+    """Why a device should be checked. One in quarantine is out of service already."""
+    slow = record.suspects.get(index)
+    if slow is None or index in record.quarantine:
         return None
-    return why.reason if tenant == DEFAULT_TENANT else "it is in quarantine; ask the operator"
+    return (
+        f"slow in {slow.slow} of its last {slow.judged} attempts beside different devices: a row took "
+        f"{slow.relative:.2f} times as long as on them"
+    )
+
+
+def device_history(
+    device: str, where: tuple[NodeRecord, DeviceRecord] | None, page: HistoryPage, tenant: str, following: str | None
+) -> DeviceHistory:
+    """`where` is the device's place now, `following` the cursor of the next page."""
+    lines = [_history_line(line, tenant) for line in page.lines]
+    if where is None:
+        return DeviceHistory(id=device, lines=lines, next=following)
+    seen = _device_view(*where, tenant)
+    return DeviceHistory(
+        id=device,
+        node=where[0].id,
+        label=seen.label,
+        name=seen.name,
+        state=seen.state,
+        suspected=seen.suspected,
+        lines=lines,
+        next=following,
+    )
+
+
+def _history_line(line: HistoryLine, tenant: str) -> DeviceHistoryLine:
+    attempt = AttemptId.parse(line.attempt) if line.attempt else None
+    ours = attempt is not None and attempt.tenant == tenant
+    return DeviceHistoryLine(
+        at=at(line.at),
+        event=line.event,
+        job=None if attempt is None else attempt.job if ours else "another tenant",
+        attempt=attempt.number if attempt is not None and ours else None,
+        reason=line.reason or None,
+        hours=round(line.seconds / 3600, 6),
+        peers=line.peers,
+        ms_per_row=line.ms_per_row,
+        relative_ms_per_row=line.relative,
+        slow=line.slow,
+        error=line.error or None,
+        quarantine=_shown_reason(line.quarantine, tenant) if line.quarantine else None,
+        by=line.by or None,
+    )
+
+
+def _shown_reason(reason: str, tenant: str) -> str:
+    """Why a device is not used. The words name a process and whose job it was, which is for the operator only."""
+    return reason if tenant == DEFAULT_TENANT else "it is in quarantine; ask the operator"
+
+
+def _quarantine_reason(record: NodeRecord, index: int, tenant: str) -> str | None:
+    why = record.quarantine.get(index)
+    return None if why is None else _shown_reason(why.reason, tenant)
 
 
 def _device_state(record: NodeRecord, index: int) -> str:

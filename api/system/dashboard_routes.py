@@ -57,6 +57,11 @@ async def job_page(job: str) -> Response:
     return _page_response()
 
 
+@router.get("/devices/{device}")
+async def device_page(device: str) -> Response:
+    return _page_response()
+
+
 @router.get("/assets/{name}")
 async def dashboard_asset(name: str) -> Response:
     """Raises NotFound."""

@@ -5,11 +5,12 @@ not happened.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
+from jobs.model.device_history import SlowRecord
 from jobs.model.state import AttemptState, JobState, StateReason
 
 Fields = Mapping[bytes, bytes]
@@ -188,6 +189,11 @@ class DeviceRecord(msgspec.Struct, frozen=True):
         """The name for people: `cuda:3` or `cpu:3`."""
         return f"{self.kind}:{self.ordinal}"
 
+    def name_in_fleet(self, node: str) -> str:
+        """The name under which the service keeps its history: a GPU keeps its UUID wherever it goes; other ids are the
+        same on every node, whose names have no colon."""
+        return f"{node}:{self.id}" if self.kind == "cpu" else self.id
+
 
 class NodeInfo(msgspec.Struct, frozen=True):
     """What a node says of itself when it registers."""
@@ -232,6 +238,7 @@ class NodeRecord:
     leaving: bool = False  # its worker leaves when what runs there has ended or moved
     moving: bool = False  # what runs there is on its way to other nodes
     drain_until: int | None = None  # when it is to move; for display, the node's own clock decides
+    suspects: Mapping[int, SlowRecord] = field(default_factory=dict)  # devices that were slow lately, by their index
 
     @property
     def takes_work(self) -> bool:
@@ -245,7 +252,7 @@ class NodeRecord:
         return sum(d.index not in self.held and d.index not in self.quarantine for d in self.info.devices)
 
     @classmethod
-    def from_fields(cls, node: str, fields: Fields, held: Fields, quarantine: Fields) -> "NodeRecord":
+    def from_fields(cls, node: str, fields: Fields, held: Fields, quarantine: Fields, suspects: Fields) -> "NodeRecord":
         return cls(
             id=node,
             pool=_text_field(fields, b"pool"),
@@ -261,6 +268,7 @@ class NodeRecord:
             leaving=_text_field(fields, b"leaving") == "1",
             moving=_text_field(fields, b"moving") == "1",
             drain_until=_time_field(fields, b"drain_until"),
+            suspects={int(k): msgspec.json.decode(v, type=SlowRecord) for k, v in suspects.items()},
         )
 
 

@@ -99,6 +99,13 @@ class Settings(BaseSettings):
     node_seconds: Seconds = Field(30, description="a node that sends no heartbeat for this long gets no new work")
     reconcile_seconds: Seconds = Field(2, description="how often lost hints are sent again and the queue is checked")
     hold_seconds: float = Field(60, ge=0, description="a job that has waited this long gets a node reserved for it")
+    avoid_slow_from: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="jobs of so many devices or more get devices that were slow lately only if no others are free; "
+        "0: no jobs",
+    )
     grace_seconds: Seconds = Field(3, description="time between SIGTERM and SIGKILL for a rank")
 
     checkpoint_seconds: Seconds = Field(

@@ -76,6 +76,7 @@ class JobScheduler:
         self._settings = settings
         self._listen = listen
         self._name = uuid.uuid4().hex
+        self._dispatch = store.dispatch(settings.hold_seconds, avoid_slow_from=settings.avoid_slow_from)
         gap = 3 * settings.reconcile_seconds
         self._leases: LivenessTracker[store.AttemptId] = LivenessTracker(settings.lease_seconds, gap)
         self._nodes: LivenessTracker[str] = LivenessTracker(settings.node_seconds, gap)
@@ -115,7 +116,7 @@ class JobScheduler:
     def dispatch_jobs(self) -> None:
         """Lease what fits, then send every hint that is due."""
         while True:
-            dispatched = self._store.run(store.dispatch(self._settings.hold_seconds))
+            dispatched = self._store.run(self._dispatch)
             for hint in dispatched.hints:
                 self._send_hint(hint)
             if len(dispatched.created) < store.MAX_DISPATCHED:

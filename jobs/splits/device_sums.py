@@ -163,6 +163,36 @@ class DeviceSums(msgspec.Struct, array_like=True):
     work: WorkSums = msgspec.field(default_factory=WorkSums)
 
 
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """What the measured steps of a device took, and their rows."""
+
+    forward_ms: float
+    forward_rows: int
+    backward_ms: float
+    backward_rows: int
+
+    @classmethod
+    def of(cls, device: DeviceSums) -> "RowCost":
+        forward, backward = device.forward.sketch.total, device.backward.sketch.total
+        return cls(forward, device.forward_rows, backward, device.backward_rows)
+
+    def since(self, earlier: "RowCost") -> "RowCost":
+        return RowCost(
+            self.forward_ms - earlier.forward_ms,
+            self.forward_rows - earlier.forward_rows,
+            self.backward_ms - earlier.backward_ms,
+            self.backward_rows - earlier.backward_rows,
+        )
+
+    @property
+    def ms_per_row(self) -> float | None:
+        if not self.forward_rows:
+            return None
+        backward = round(self.backward_ms / self.backward_rows, 6) if self.backward_rows else 0.0
+        return round(round(self.forward_ms / self.forward_rows, 6) + backward, 6)
+
+
 class CoveredTotals(msgspec.Struct, array_like=True):
     """Over the covered steps."""
 

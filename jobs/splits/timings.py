@@ -29,6 +29,7 @@ from jobs.splits.device_sums import (
     CoveredTotals,
     DeviceSums,
     DeviceWork,
+    RowCost,
     Share,
     Sums,
     across_devices,
@@ -236,7 +237,7 @@ class Measures:
             backward_ms=backward,
             data_wait_ms=data_wait,
             comm_ms=comm,
-            ms_per_row=_ms_per_row(device),
+            ms_per_row=RowCost.of(device).ms_per_row,
             memory_peak_bytes=device.memory_peak_bytes,
             optimizer_ms=optimizer,
             other_ms=other,
@@ -362,12 +363,6 @@ def estimated_timing(estimate: TimeEstimate) -> Timing | None:
 def _as_timing(sketch: QuantileSketch, total: float, error: float) -> Timing:
     p50, p95 = sketch.quantile(0.5) or 0.0, sketch.quantile(0.95) or 0.0
     return Timing(round(total, 4), round(p50, 4), round(p95, 4), sketch.count, round(error, 4))
-
-
-def _ms_per_row(device: DeviceSums) -> float | None:
-    forward = _round_ratio(device.forward.sketch.total, device.forward_rows)
-    backward = _round_ratio(device.backward.sketch.total, device.backward_rows)
-    return None if forward is None else round(forward + (backward or 0.0), 6)
 
 
 def _max_over_mean(values: Sequence[float] | None) -> float | None:

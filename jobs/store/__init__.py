@@ -49,6 +49,7 @@ from jobs.store.bundles import (
     unknown_bundle,
 )
 from jobs.store.call import Call
+from jobs.store.device_history import MAX_HISTORY_LINES, HistoryPage, read_history
 from jobs.store.jobs import (
     IDEMPOTENCY_SECONDS,
     MAX_CANCEL_SCANNED,
@@ -121,6 +122,7 @@ __all__ = [
     "FleetRecords",
     "Heartbeats",
     "Hint",
+    "HistoryPage",
     "IDEMPOTENCY_SECONDS",
     "JobFilter",
     "JobRowPage",
@@ -129,6 +131,7 @@ __all__ = [
     "MAX_CANCELLED",
     "MAX_CANCEL_SCANNED",
     "MAX_DISPATCHED",
+    "MAX_HISTORY_LINES",
     "MAX_LOSSES",
     "MAX_SCANNED",
     "MAX_SPEC_BYTES",
@@ -174,6 +177,7 @@ __all__ = [
     "read_command",
     "read_fleet",
     "read_heartbeats",
+    "read_history",
     "read_job",
     "read_profile",
     "read_records",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jobs.model.device_history import DeviceMark
 from jobs.model.state import CAUSE_OF, StateReason, SupervisorCommand
 from jobs.protocol.names import attempt_ref, job_ref
 from jobs.store.call import Call, Word, call_function, encode_json, is_ok
@@ -53,9 +54,12 @@ class Dispatched:
     hints: tuple[Hint, ...]
 
 
-def dispatch(hold_seconds: float, resend_seconds: float = RESEND_SECONDS) -> Call[Dispatched]:
+def dispatch(
+    hold_seconds: float, resend_seconds: float = RESEND_SECONDS, *, avoid_slow_from: int = 0
+) -> Call[Dispatched]:
     """Lease free devices to queued jobs, and take the hints that are due; each is due again after `resend_seconds`
-    unless its attempt is claimed. A large job that has waited `hold_seconds` has a node kept for it."""
+    unless its attempt is claimed. A large job that has waited `hold_seconds` has a node kept for it. Jobs of
+    `avoid_slow_from` devices or more get devices that were slow lately only where there are no others (0: no jobs)."""
 
     def decode(reply: Sequence[Sequence[bytes]]) -> Dispatched:
         created, hints = reply
@@ -72,6 +76,7 @@ def dispatch(hold_seconds: float, resend_seconds: float = RESEND_SECONDS) -> Cal
         hold_us=int(hold_seconds * 1e6),
         max_hints=MAX_HINTS,
         resend_us=int(resend_seconds * 1e6),
+        avoid_slow_from=avoid_slow_from,
     )
 
 
@@ -149,9 +154,11 @@ def finish(
     backoff_seconds: float = 0,
     node: str = "",
     quarantine: Mapping[int, str] | None = None,
+    measured: Mapping[int, DeviceMark] | None = None,
 ) -> Call[bool]:
     """Write the end of an attempt. False: the lease was lost, and what happened there does not count.
-    With `node` its devices there are given back as well, as `release` does."""
+    With `node` its devices there are given back as well, as `release` does. `measured` goes into their history, by the
+    device's index on its node."""
     return call_function(
         "finish",
         is_ok,
@@ -165,6 +172,7 @@ def finish(
         backoff_us=int(backoff_seconds * 1e6),
         max_losses=MAX_LOSSES,
         dead_on_node=node,
+        measured=encode_json({str(index): mark for index, mark in measured.items()}) if measured else b"",
     )
 
 

@@ -31,6 +31,7 @@ def register_node(
     return call_function(
         "register_node",
         lambda reply: Registration(reply.decode()),
+        *(device.name_in_fleet(node) for device in info.devices),
         node=node,
         instance=instance,
         pool=pool,
@@ -207,7 +208,7 @@ def read_fleet() -> Call[FleetRecords]:
 
     def decode(reply: Sequence[Any]) -> FleetRecords:
         nodes, pools = reply
-        records = (NodeRecord.from_fields(n.decode(), read_hash(f), read_hash(h), read_hash(q)) for n, f, h, q in nodes)
+        records = (NodeRecord.from_fields(node.decode(), *map(read_hash, hashes)) for node, *hashes in nodes)
         return FleetRecords(
             tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
         )

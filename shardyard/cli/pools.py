@@ -10,6 +10,7 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect_client, make_console, make_table, print_json
+from shardyard.cli.device_history import print_device_history, suspicion_lines
 from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -43,11 +44,30 @@ def pools_command(url: Url = None, token: Token = None, as_json: AsJson = False)
     return make_console().print(listing if found else "no pools: no worker has registered yet")
 
 
-def nodes_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List nodes, their health and the jobs on their devices."""
+def nodes_command(
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Show what attempts have left about one device, such as host-a:cuda:3.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List nodes, their health and the jobs on their devices. Devices that were slow lately are named.
+
+    shardyard nodes --history host-a:cuda:3    how fast it was beside its peers, and how its attempts ended
+    """
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:
+        if history is not None:
+            if as_json:
+                return print_json(client.json(endpoints.get_device_history(history)))
+            return print_device_history(client.device_history(history), make_console())
         if as_json:
             return print_json(client.json(endpoints.list_nodes()))
         found = client.nodes()
@@ -61,7 +81,7 @@ def nodes_command(url: Url = None, token: Token = None, as_json: AsJson = False)
         listing.add_row(node.id, node.pool, _node_state(node), formatting.device_names(labels), *by_state)
     out = make_console()
     out.print(listing if found else "no nodes: no worker has registered yet")
-    for line in _quarantine_lines(found):
+    for line in [*_quarantine_lines(found), *suspicion_lines(found)]:
         out.print(line, soft_wrap=True)
     return None
 

@@ -207,6 +207,13 @@ class Client:
     def nodes(self) -> list[responses.NodeView]:
         return self.call(endpoints.list_nodes()).nodes
 
+    def device_history(
+        self, device: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> responses.DeviceHistory:
+        """What attempts have left about a device, the newest first: `device` is its `name_in_fleet`, or its node and
+        label, such as "host-a:cuda:3"."""
+        return self.call(endpoints.get_device_history(device, limit=limit, cursor=cursor))
+
     def drain(self, node: str, *, deadline_seconds: float | None = None) -> responses.NodeView:
         """Give a node no new work. Attempts that still run at the deadline move to other nodes. Needs an admin
         token."""

@@ -266,6 +266,13 @@ def list_nodes() -> HttpCall[responses.NodeList]:
     return _get_request("/v1/nodes", responses.NodeList)
 
 
+def get_device_history(
+    device: str, *, limit: int | None = None, cursor: str | None = None
+) -> HttpCall[responses.DeviceHistory]:
+    path = _build_path("devices", device, "history")
+    return _get_request(path, responses.DeviceHistory, limit=limit, cursor=cursor)
+
+
 def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[responses.NodeView]:
     body = b"" if deadline_seconds is None else json.dumps({"deadline_seconds": deadline_seconds}).encode()
     path = _build_path("nodes", node, "drain")

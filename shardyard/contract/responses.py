@@ -354,7 +354,8 @@ class MetricList(Answer, frozen=True, kw_only=True):
 
 
 class DeviceView(Answer, frozen=True, kw_only=True):
-    """A device of a node."""
+    """A device of a node. `name_in_fleet` names it for `GET /v1/devices/{id}/history`; `suspected` says why it should
+    be checked, or put into quarantine."""
 
     device: int
     label: str = ""
@@ -367,6 +368,45 @@ class DeviceView(Answer, frozen=True, kw_only=True):
     attempt: int | None = None
     quarantine: str | None = None  # why it is not leased again; a job that holds it may end first
     quarantined_at: datetime | None = None
+    name_in_fleet: str = ""
+    suspected: str | None = None
+
+
+class DeviceHistoryLine(Answer, frozen=True, kw_only=True):
+    """What one attempt has left about a device, or (`event`) the begin or end of its quarantine.
+
+    `relative_ms_per_row` is its time for a row, forward and backward, over the median of its peers: other devices of
+    the attempt that are of the same kind. It is `None` without peers. `slow`: the report has a `slow-device` finding
+    about its computing. `error`: the attempt ended by a fault of the device or of its node.
+    """
+
+    at: datetime | None = None
+    event: str = "attempt"  # attempt | quarantined | released
+    job: str | None = None  # an id of the caller's tenant, or "another tenant"
+    attempt: int | None = None
+    reason: str | None = None  # how the attempt ended, as the job's status says it
+    hours: float = 0.0  # from the claim of the attempt to its end
+    peers: int = 0  # other devices of the attempt
+    ms_per_row: float | None = None
+    relative_ms_per_row: float | None = None
+    slow: bool = False
+    error: str | None = None
+    quarantine: str | None = None  # why
+    by: str | None = None  # of an event: operator | sweep
+
+
+class DeviceHistory(Answer, frozen=True, kw_only=True):
+    """The history of a device, the newest line first. `node` and `label` are where it is now; they are empty if it is
+    on no node that the service knows. `next` is the cursor of the following page."""
+
+    id: str
+    node: str = ""
+    label: str = ""
+    name: str = ""
+    state: str = ""
+    suspected: str | None = None
+    lines: list[DeviceHistoryLine]
+    next: str | None = None
 
 
 class NodeView(Answer, frozen=True, kw_only=True):

@@ -220,10 +220,23 @@ def test_waiting_jobs_say_why_and_a_node_is_drained_and_a_device_set_apart(pages
     expect(waiting).to_have_count(0)
 
 
+def test_the_history_of_a_device_is_reached_from_the_page_of_all_devices(pages: Pages, uneven: str) -> None:
+    page = pages.open("/nodes")
+    page.get_by_role("link", name="cpu:1", exact=True).click()
+    expect(page.get_by_role("heading", name="cpu:1 of ")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Time for a row beside its peers"))).to_be_visible()
+    expect(page.locator("svg.history-chart circle").first).to_be_visible()
+    line = page.locator("tbody tr", has=page.locator(f"a[href='/jobs/{uneven}']"))
+    expect(line).to_contain_text("completed")
+    line.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="rows-on-8-devices")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     ("path", "scheme"),
     [(path, "light") for path in ("/", "/submit", "/compare?a=JOB&b=JOB", "/nodes", "/jobs/JOB")]
-    + [(path, "dark") for path in ("/", "/jobs/JOB")],
+    + [("/devices/cpu:0", "light")]
+    + [(path, "dark") for path in ("/", "/jobs/JOB", "/devices/cpu:0")],
 )
 def test_pages_are_accessible(pages: Pages, uneven: str, path: str, scheme: Any) -> None:
     """No violation of WCAG 2 A and AA that axe finds."""

@@ -381,6 +381,35 @@ def test_pools_and_nodes_show_devices_by_what_they_do(service: Stub, capsys: pyt
     ]
 
 
+def test_nodes_name_devices_that_were_slow_and_show_the_history_of_one(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "slow in 3 of its last 5 attempts beside different devices: a row took 1.31 times as long as on them"
+    devices = [{"device": 0, "label": "cuda:0", "state": "free", "name_in_fleet": "GPU-1", "suspected": why}]
+    service.on("GET", "/v1/nodes", (200, {"nodes": [{"id": "host-a", "alive": True, "devices": devices}]}))
+    assert run("nodes") == 0
+    told = capsys.readouterr().out
+    assert f"host-a cuda:0 was {why}." in told
+    assert "shardyard nodes --history host-a:cuda:0" in told
+    times = {"at": "2026-01-01T00:00:00+00:00", "hours": 1.5}
+    lines = [
+        {"event": "quarantined", "by": "operator", "quarantine": "slow"} | times,
+        {"job": "0199", "attempt": 1, "reason": "completed", "peers": 3, "ms_per_row": 0.5}
+        | times
+        | {"relative_ms_per_row": 1.314, "slow": True},
+        {"job": "another tenant", "reason": "node_lost", "error": "it is gone"} | times,
+    ]
+    answer = {"id": "GPU-1", "node": "host-a", "label": "cuda:0", "name": "H100", "state": "free", "lines": lines}
+    service.on("GET", "/v1/devices/host-a%3Acuda%3A0/history", (200, answer))
+    assert run("nodes", "--history", "host-a:cuda:0") == 0
+    title, heads, *rows = capsys.readouterr().out.splitlines()
+    assert title == "host-a cuda:0 (H100, free)"
+    assert heads.split()[:2] == ["WHEN", "JOB"]
+    assert rows[0].endswith("quarantined by the operator: slow")
+    assert rows[1].split()[2:] == ["0199", "1", "h", "30", "min", "3", "0.5", "1.31", "slow", "completed"]
+    assert rows[2].endswith("node_lost: it is gone")
+
+
 def test_attempts_show_where_each_ran_and_why_it_ended(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     times = {"created_at": "2026-01-01T00:00:00+00:00", "started_at": "2026-01-01T00:00:01+00:00"}
     place = [{"node": "host-a", "devices": ["cuda:0", "cuda:1"]}]

@@ -76,4 +76,4 @@ def a_node(devices: int, *, held: dict[int, str] | None = None, **changes: Any) 
     }
     fields |= {name.encode(): str(value).encode() for name, value in changes.items()}
     holders = {str(device).encode(): ref.encode() for device, ref in (held or {}).items()}
-    return NodeRecord.from_fields("host-a", fields, holders, {})
+    return NodeRecord.from_fields("host-a", fields, holders, {}, {})

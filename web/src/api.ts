@@ -257,6 +257,34 @@ export interface Device {
   attempt: number | null;
   quarantine: string | null;
   quarantined_at: string | null;
+  name_in_fleet?: string;
+  suspected?: string | null;
+}
+
+export interface DeviceHistoryLine {
+  at: string;
+  event: "attempt" | "quarantined" | "released";
+  job: string | null;
+  attempt: number | null;
+  reason: string | null;
+  hours: number;
+  peers: number;
+  ms_per_row: number | null;
+  relative_ms_per_row: number | null;
+  slow: boolean;
+  error: string | null;
+  quarantine: string | null;
+  by: string | null;
+}
+
+export interface DeviceHistory {
+  id: string;
+  node: string;
+  label: string;
+  name: string;
+  state: string;
+  suspected: string | null;
+  lines: DeviceHistoryLine[];
 }
 
 export interface NodeView {

@@ -4,6 +4,7 @@ import { useEffect } from "preact/hooks";
 
 import { me, post, whoAmI } from "./api";
 import { ComparePage } from "./pages/Compare";
+import { DevicePage } from "./pages/Device";
 import { JobPage } from "./pages/Job";
 import { JobsPage } from "./pages/Jobs";
 import { NodesPage } from "./pages/Nodes";
@@ -26,6 +27,8 @@ function Page() {
   const path = place.value.pathname;
   const job = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (job) return <JobPage key={job} id={job} />;
+  const device = /^\/devices\/([^/]+)$/.exec(path)?.[1];
+  if (device) return <DevicePage key={device} id={decodeURIComponent(device)} />;
   if (path === "/submit") return <SubmitPage />;
   if (path === "/compare") return <ComparePage />;
   if (path === "/nodes") return <NodesPage />;
@@ -54,7 +57,7 @@ function App() {
         <Link to="/" class="brand"><img src="/assets/icon.svg" alt="" />Shardyard</Link>
         <nav aria-label="Pages">
           {PAGES.map(([to, title]) => (
-            <Link key={to} to={to} current={path === to || (to === "/" && path.startsWith("/jobs/"))}>{title}</Link>
+            <Link key={to} to={to} current={path === to || (to === "/" && path.startsWith("/jobs/")) || (to === "/nodes" && path.startsWith("/devices/"))}>{title}</Link>
           ))}
         </nav>
         <div class="who">

@@ -12,6 +12,7 @@ from jobs.model.catalogue import rows_of
 from jobs.model.spec import RecipeProgram
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import Note
+from jobs.splits.device_marks import DeviceTimes
 from jobs.splits.plan import predict_splits
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage, WorkingDirectory
@@ -106,6 +107,11 @@ class AttemptRun:
         if self._checkpoints is not None and outcome.reason is StateReason.COMPLETED:
             _publish_weights(self._checkpoints)
         return self._seal_telemetry(self._publisher, outcome)
+
+    @property
+    def device_times(self) -> DeviceTimes | None:
+        """What is known of the devices' speed, once `close` has made the final report."""
+        return None if self._publisher is None else self._publisher.device_times
 
     def abort(self) -> None:
         """Complete the log of an attempt that could not be opened."""

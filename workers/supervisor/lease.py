@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from jobs import store
+from jobs.model.device_history import DeviceMark
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
@@ -130,6 +131,7 @@ class LeaseHolder:
         result: dict[str, Any] | None,
         backoff: float,
         quarantine: dict[int, str] | None = None,
+        measured: dict[int, DeviceMark] | None = None,
         *,
         pending_file: Path,
     ) -> bool:
@@ -150,12 +152,14 @@ class LeaseHolder:
             backoff_seconds=backoff,
             node=self._node,
             quarantine=quarantine,
+            measured=measured,
         )
         self._requests.put(None)
         try:
             return self._send_after_requests(end, SAVE_END_AFTER_SECONDS)
         except Unavailable:
-            self._save_pending_end(pending_file, PendingEnd(self._claimant, reason, message, error, result, backoff))
+            pending = PendingEnd(self._claimant, reason, message, error, result, backoff, measured or {})
+            self._save_pending_end(pending_file, pending)
         written = self._send_after_requests(end, FINISH_SECONDS)
         pending_file.unlink(missing_ok=True)
         return written

@@ -26,6 +26,7 @@ from time import monotonic
 import structlog
 
 from jobs import store
+from jobs.model.device_history import DeviceMark
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store.client import RedisStore
@@ -36,6 +37,7 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor import rendezvous, working_dir
 from workers.supervisor.attempt_run import AttemptRun
 from workers.supervisor.checkpoints.resume import StartInterrupted
+from workers.supervisor.ending.device_marks import mark_devices
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.process_setup import SupervisorCredentials, own_attempt, read_credentials
@@ -76,7 +78,7 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection) -> None:
 
     survivors = sweep_attempt(directory, config.attempt)
     outcome = run.close(outcome)  # before the end is written: a client that sees it finds the whole log and report
-    write_end(config, directory, lease, outcome, survivors)
+    write_end(config, directory, lease, outcome, survivors, mark_devices(config, run.device_times, outcome))
     run.await_shipping()
 
 
@@ -171,11 +173,13 @@ def write_end(
     lease: LeaseHolder,
     outcome: AttemptOutcome,
     survivors: dict[int, str],
+    measured: dict[int, DeviceMark] | None = None,
 ) -> None:
-    """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead."""
+    """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead.
+    `measured` goes into the devices' history."""
     quarantine = devices_to_quarantine(config, survivors)
     end = outcome.reason, outcome.message, outcome.error, outcome.result
-    if lease.finish(*end, backoff_seconds(), quarantine, pending_file=directory.pending_end):
+    if lease.finish(*end, backoff_seconds(), quarantine, measured, pending_file=directory.pending_end):
         log.info("attempt_over", reason=outcome.reason, message=outcome.message)
     else:
         log.warning("lease_lost", ending=outcome.reason, message=outcome.message)

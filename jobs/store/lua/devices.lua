@@ -26,6 +26,7 @@ local function free_devices(node, attempt_ref, bad)
       if bad[device] and not apart then
         redis.call('HSET', quarantine_key(node), device,
           cjson.encode({reason = bad[device], since = int(now_us()), by = 'sweep', attempt = attempt_ref}))
+        record_quarantine(node, device, 'quarantined', 'sweep', bad[device])
       elseif not apart and tonumber(device) < count then
         redis.call('ZADD', free_devices_key(node), device, device)
       end

@@ -33,6 +33,9 @@ local function node_key(node) return 'sy:node:' .. node end
 local function free_devices_key(node) return 'sy:free:' .. node end
 local function held_devices_key(node) return 'sy:held:' .. node end
 local function quarantine_key(node) return 'sy:quarantine:' .. node end
+local function device_names_key(node) return 'sy:devices:' .. node end
+local function suspects_key(node) return 'sy:suspects:' .. node end
+local function history_key(device) return 'sy:history:' .. device end
 
 local function bundle_key(ref) return 'sy:bundle:' .. ref end
 local function bundle_bytes_key(tenant) return 'sy:bundle_bytes:' .. tenant end

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
 FILLED = {
+    "{id}": "cpu:0",
     "{job}": JOB,
     "{token}": "x",
     "{name}": "index.js",

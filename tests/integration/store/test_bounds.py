@@ -92,11 +92,14 @@ def live_and_go(world: World, storage: Path, lives: Iterator[Callable[[World], s
 
 
 def sizes(world: World) -> dict[bytes, int]:
-    """Bytes of every key but the list of changes, whose bound is its own, and of what is remembered for two minutes."""
+    """Bytes of every key but the list of changes and the history of devices, whose bounds are their own, and of what is
+    remembered for two minutes."""
     found: dict[bytes, int] = {}
     for key in world.redis.scan_iter("*", count=1000):
         if key.startswith(b"sy:archived:"):
             assert 0 < world.redis.ttl(key) <= store.ARCHIVED_SECONDS
+        elif key.startswith(b"sy:history:"):
+            assert world.redis.zcard(key) <= store.MAX_HISTORY_LINES
         elif key != b"sy:changes":
             found[key] = int(world.redis.memory_usage(key, samples=0) or 0)
     return found

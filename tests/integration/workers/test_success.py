@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from jobs import store
 from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
-from tests.integration.workers.service import TENANT, Service, eventually
+from tests.integration.workers.service import NODE, TENANT, Service, eventually
 from tests.support.timing import once_below
 
 pytestmark = pytest.mark.integration
@@ -45,6 +46,11 @@ def test_a_job_succeeds_and_its_report_is_there_when_its_end_shows(
         info: Any = telemetry.xinfo_stream(names.log_stream(TENANT, job, 1, device))
         assert info["last-generated-id"] == f"{len(lines)}-1".encode()
     service.ended(job)
+    history = [service.run(store.read_history(f"{NODE}:cpu:{index}", limit=1)).lines[0] for index in record.leased]
+    told = {(line.attempt, line.reason, line.peers) for line in history}
+    assert told == {(f"{TENANT}/{job}/1", "completed", devices - 1)}
+    compared = [line.relative is not None for line in history]
+    assert compared == [devices > 1 and bool(shard) for shard in split]
 
 
 def test_two_jobs_run_side_by_side_on_devices_of_their_own(service: Service) -> None:

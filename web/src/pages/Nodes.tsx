@@ -158,12 +158,13 @@ function Slot(props: { device: Device; job: ListedJob | undefined; children: Com
   return (
     <li class={`slot ${device.state}`} title={`${device.id}: ${device.name}${device.memory_total_bytes ? `, ${bytes(device.memory_total_bytes)}` : ""}`}>
       <div class="row">
-        <b>{device.label}</b>
+        <b>{device.name_in_fleet ? <Link to={`/devices/${encodeURIComponent(device.name_in_fleet)}`} title={`History of ${device.label}`}>{device.label}</Link> : device.label}</b>
         {props.children}
       </div>
       <div class="what">
         {device.state !== "leased" ? device.state : known ? <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}><bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi></Link> : device.job}
       </div>
+      {device.suspected && <div class="why suspected">{device.suspected}; check it, or set it apart</div>}
       {device.quarantine && <div class="why" dir="auto">{device.quarantine}{device.quarantined_at ? ` (since ${clock(device.quarantined_at)})` : ""}{device.state === "leased" ? "; set apart when it is free" : ""}</div>}
     </li>
   );

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from jobs import store
+from jobs.model.device_history import DeviceMark
 from jobs.model.state import StateReason
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
@@ -30,6 +31,7 @@ class PendingEnd(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     backoff_seconds: float = 0.0
+    measured: dict[int, DeviceMark] = {}
 
 
 def save_pending_end(path: Path, end: PendingEnd) -> None:
@@ -69,6 +71,7 @@ def report_pending_end(control: RedisStore, attempt: AttemptId, path: Path) -> N
             error=end.error,
             result=end.result,
             backoff_seconds=end.backoff_seconds,
+            measured=end.measured,
         )
         log.warning("told_for_its_supervisor", attempt=str(attempt), reason=end.reason, taken=control.run(call))
     path.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from jobs.protocol.records import (
     Step,
 )
 from jobs.splits.card_peaks import find_peaks
+from jobs.splits.device_sums import RowCost
 from jobs.splits.hardware_findings import HardwareRun, find_hardware_problems
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
@@ -112,6 +113,7 @@ class Aggregator(ABC):
         self._resumed: Resumed | None = None
         self._hardware = HardwareState()
         self._learning_rate: float | None = None  # the largest
+        self._earlier_costs: list[RowCost] = []  # of the attempts that the report goes on from
 
     # -- taking records in -------------------------------------------------------------------------
 
@@ -318,6 +320,13 @@ class Aggregator(ABC):
             rank_notes=self._rank_notes.by_field,
         )
         return msgspec.structs.replace(report, notes=notes.make_notes(report, facts))
+
+    def own_row_times(self) -> list[float | None]:
+        """Milliseconds for a row on each device, in this attempt alone."""
+        costs = [RowCost.of(device) for device in self._counts.main_measures.sums.devices]
+        if self._earlier_costs:
+            costs = [cost.since(earlier) for cost, earlier in zip(costs, self._earlier_costs, strict=True)]
+        return [cost.ms_per_row for cost in costs]
 
     @abstractmethod
     def _find_problems(

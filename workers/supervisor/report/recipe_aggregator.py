@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jobs.model.spec import JobSpec
+from jobs.splits.device_sums import RowCost
 from jobs.splits.lint import lint_splits
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern, Resumed
@@ -70,6 +71,7 @@ class RecipeAggregator(Aggregator):
         self._joiner.resume_after(state.gone, forced=state.forced, late=state.late)
         self._malformed, self._uncounted = state.malformed, state.uncounted
         self._resumed = Resumed(state.step, state.attempt)
+        self._earlier_costs = [RowCost.of(device) for device in self._counts.main_measures.sums.devices]
         self._earlier_walls_ms = state.walls_ms
 
     def _identity(self) -> ReportIdentity:

@@ -11,6 +11,7 @@ from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec
 from jobs.protocol import names
 from jobs.protocol.records import SingleRecord, StepBatch
+from jobs.splits.device_marks import DeviceTimes
 from jobs.store import AttemptId
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.telemetry.hardware_relay import HardwareRelay
@@ -135,6 +136,11 @@ class TelemetryPublisher:
         samples = self._hardware.poll(monotonic(), at_once=at_once)
         if samples is not None:
             self._report.add_samples(samples)
+
+    @property
+    def device_times(self) -> DeviceTimes | None:
+        """The final report with the attempt's own times, once it was made."""
+        return self._report.device_times
 
     def seal(self) -> None:
         """Complete the logs and metrics, and send them to the telemetry Redis unless it is away. A full disk raises

@@ -13,8 +13,9 @@ import structlog
 
 from jobs.protocol.hardware import AttemptSamples
 from jobs.protocol.records import MetricSample, SingleRecord, Step
+from jobs.splits.device_marks import DeviceTimes
 from jobs.support import failpoints
-from shardyard.contract.report import encode_report
+from shardyard.contract.report import Report, encode_report
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.telemetry.shipper import StreamShipper
@@ -40,6 +41,7 @@ class ReportPublisher:
         self._publish_after = 0.0
         self._failures: set[str] = set()
         self._final: bytes | None = None
+        self._final_report: Report | None = None
 
     def add_record(self, rank: int, record: SingleRecord, source: int) -> None:
         self._changed = True
@@ -104,7 +106,8 @@ class ReportPublisher:
         """
         try:
             if self._final is None:
-                self._final = encode_report(self._aggregator.make_report(True, last_line, time.time()))
+                self._final_report = self._aggregator.make_report(True, last_line, time.time())
+                self._final = encode_report(self._final_report)
                 self._shipper.put_blob(self._key, self._final, SNAPSHOT_TTL)
             write_atomically(self._file, self._final)
             self._shipper.put_blob(self._key, self._final, WRITTEN_TTL)
@@ -116,6 +119,12 @@ class ReportPublisher:
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("final report")
         return ""
+
+    @property
+    def device_times(self) -> DeviceTimes | None:
+        """The final report with the attempt's own times, once it was made."""
+        report = self._final_report
+        return None if report is None else DeviceTimes(report, self._aggregator.own_row_times())
 
     @contextlib.contextmanager
     def _logging_failure(self, where: str) -> Iterator[None]:

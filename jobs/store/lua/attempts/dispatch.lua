@@ -2,14 +2,17 @@
 -- Only the head of each (pool, devices wanted) class is looked at, so the cost does not grow with the queue.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
 -- one node that is large enough is kept for it, against all jobs that come after it in the queue.
+-- Jobs of `avoid_slow_from` devices or more get devices that were slow lately only where there are no others (0: no jobs).
 -- It returns the hints that are due as well, '<node> <attempt ref>', and sets when they are due again, should the attempt
 -- not be claimed: those of the attempts that it created, and those that were lost.
 -- Returns {attempt refs created, hints}
-local max_jobs, hold_us, max_hints, resend_us = unpack(ARGV)
+local max_jobs, hold_us, max_hints, resend_us, avoid_slow_from = unpack(ARGV)
 max_jobs, hold_us, resend_us = tonumber(max_jobs), tonumber(hold_us), tonumber(resend_us)
+avoid_slow_from = tonumber(avoid_slow_from)
 local now = now_us()
 local created = {}
 local MAX_NODES_SEEN = 256
+local MAX_NODES_FITTING, MAX_NODES_COMPARED = 3, 16  -- the second where devices that were slow are avoided
 
 local function end_backoff(from, to)
   for _, ref in ipairs(redis.call('ZRANGEBYSCORE', BACKOFF_KEY, from, to, 'LIMIT', 0, max_jobs)) do
@@ -24,35 +27,68 @@ end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 -- The pool that is looked at, and what is kept there for a job that has waited: {node, score, ref} or {}.
 local pool, hold
 
--- The node with the fewest free devices that still fits, so that large gaps stay whole. One that did not take the job's
--- last attempt comes after any other.
-local function find_node(fitting, score, avoided)
-  local last
+-- Free devices of a node, those that were slow lately at last, and how many were not.
+local function free_devices_by_speed(node)
+  local sound, slow = {}, {}
+  for _, device in ipairs(redis.call('ZRANGE', free_devices_key(node), 0, -1)) do
+    local kind = redis.call('HEXISTS', suspects_key(node), device) == 1 and slow or sound
+    kind[#kind + 1] = device
+  end
+  local count = #sound
+  for _, device in ipairs(slow) do sound[#sound + 1] = device end
+  return sound, count
+end
+
+local function has_sound_devices(node, devices)
+  if redis.call('EXISTS', suspects_key(node)) == 0 then return true end
+  local _, sound = free_devices_by_speed(node)
+  return sound >= devices
+end
+
+-- The node with the fewest free devices that still fits, so that large gaps stay whole. One where the job would get
+-- devices that it should avoid (`sound`: how many must not be such) comes after any other, and so does, after those, one
+-- that did not take the job's last attempt.
+local function find_node(fitting, score, avoided, sound)
+  local slow, last
   for _, node in ipairs(fitting) do
     if hold.node ~= node or score <= hold.score then
-      if node ~= avoided then return node end
-      last = node
+      if node == avoided then last = node
+      elseif not sound or has_sound_devices(node, sound) then return node
+      else slow = slow or node end
     end
   end
-  return last
+  return slow or last
+end
+
+-- Takes free devices of a node: those of the lowest indexes, or (`careful`) those that were not slow lately first.
+local function take_devices(node, devices, careful)
+  local taken = {}
+  if careful and redis.call('EXISTS', suspects_key(node)) == 1 then
+    local free = free_devices_by_speed(node)
+    for i = 1, devices do taken[i] = free[i] end
+    table.sort(taken, function(one, other) return tonumber(one) < tonumber(other) end)
+    redis.call('ZREM', free_devices_key(node), unpack(taken))
+    return taken
+  end
+  local popped = redis.call('ZPOPMIN', free_devices_key(node), devices)
+  for i = 1, #popped, 2 do taken[#taken + 1] = popped[i] end
+  return taken
 end
 
 -- `head` is the first job of a class: {ref, score, devices, class}.
 local function lease(head)
   local ref, devices = head.ref, head.devices
-  local fitting = redis.call('ZRANGEBYSCORE', free_nodes_key(pool), devices, '+inf', 'LIMIT', 0, 3)
+  local careful = avoid_slow_from > 0 and devices >= avoid_slow_from
+  local seen = careful and MAX_NODES_COMPARED or MAX_NODES_FITTING
+  local fitting = redis.call('ZRANGEBYSCORE', free_nodes_key(pool), devices, '+inf', 'LIMIT', 0, seen)
   if not fitting[1] then return false end
   local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid')
-  local node = find_node(fitting, head.score, job[2])
+  local node = find_node(fitting, head.score, job[2], careful and devices)
   if not node then return false end
   local number = tonumber(job[1]) + 1
   local attempt_ref = ref .. '/' .. number
-  local chosen, held = {}, {}
-  local popped = redis.call('ZPOPMIN', free_devices_key(node), devices)
-  for i = 1, #popped, 2 do
-    chosen[#chosen + 1] = popped[i]
-    held[i], held[i + 1] = popped[i], attempt_ref
-  end
+  local chosen, held = take_devices(node, devices, careful), {}
+  for i, device in ipairs(chosen) do held[2 * i - 1], held[2 * i] = device, attempt_ref end
   redis.call('HSET', held_devices_key(node), unpack(held))
   refresh_node(node)
   dequeue(ref)

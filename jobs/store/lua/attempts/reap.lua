@@ -22,6 +22,7 @@ if heartbeat ~= '' then
   end
 end
 local cause = unclaimed and 'unclaimed' or 'service'
+if not unclaimed then record_attempt(ref, number, reason, reason == 'node_lost' and message or '', '') end
 settle_attempt(ref, number, reason, message, cause, '', '', tonumber(backoff_us), tonumber(max_losses))
 if unclaimed then free_devices(attempt[3], ref .. '/' .. number, {}) else notify_supervisors(attempt[3]) end
 return {'ok', reason}

@@ -9,5 +9,6 @@ end
 remove_from_pool(node, read_field(node_key(node), 'pool'))
 redis.call('SREM', NODES_KEY, node)
 redis.call('DEL', node_key(node), free_devices_key(node), held_devices_key(node), quarantine_key(node))
+redis.call('DEL', device_names_key(node), suspects_key(node))  -- the history of its devices stays
 redis.call('DEL', celery_keys(node))  -- with hints that no worker will take
 return 'ok'

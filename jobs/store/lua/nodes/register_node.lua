@@ -1,7 +1,8 @@
 -- A node announces itself, or comes back. What it held it still holds, until it proves otherwise. Proof needs the
 -- traces in its state directory (`home`), so another directory may not take over a node that is alive or holds devices.
+-- After the names come those of its devices in the whole fleet, in the order of their indexes.
 -- Returns 'ok' | 'taken' (alive elsewhere) | 'stranded' (holds devices of attempts started elsewhere)
-local node, instance, pool, address, info, count, home = unpack(ARGV)
+local node, instance, pool, address, info, count, home = unpack(ARGV, 1, 7)
 local before = redis.call('HMGET', node_key(node), 'home', 'pool', 'instance', 'alive', 'draining')
 if before[1] and before[1] ~= home then
   if before[4] == '1' then return 'taken' end
@@ -18,6 +19,9 @@ redis.call('HSET', node_key(node), 'instance', instance, 'pool', pool, 'address'
   'count', count, 'home', home, 'alive', '1', 'stopping', '', 'registered', int(now_us()))
 redis.call('HINCRBY', node_key(node), 'beat', 1)
 redis.call('ZADD', node_sizes_key(pool), count, node)
+local names = {}
+for i = 8, #ARGV do names[#names + 1] = ARGV[i] end
+name_devices(node, names)
 redis.call('DEL', free_devices_key(node))
 for device = 0, tonumber(count) - 1 do
   local held = redis.call('HEXISTS', held_devices_key(node), device) == 1

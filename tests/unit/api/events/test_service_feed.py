@@ -12,7 +12,7 @@ NODE = {
 
 
 def fleet(beat: bytes, held: dict[bytes, bytes]) -> FleetRecords:
-    return FleetRecords((NodeRecord.from_fields("a", NODE | {b"beat": beat}, held, {}),), {})
+    return FleetRecords((NodeRecord.from_fields("a", NODE | {b"beat": beat}, held, {}, {}),), {})
 
 
 def test_a_fleet_changes_with_what_its_devices_do_and_not_with_its_beats() -> None:

@@ -1,0 +1,37 @@
+"""The history of devices: what each attempt has left about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from jobs.model.device_history import HistoryLine
+from jobs.store.call import Call, call_function
+
+#: Lines that are kept of each device.
+MAX_HISTORY_LINES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """Lines of one device, the newest first. `next` is the position of the last one, where there are more."""
+
+    lines: tuple[HistoryLine, ...]
+    next: int | None
+
+
+def read_history(device: str, *, before: int | None = None, limit: int = MAX_HISTORY_LINES) -> Call[HistoryPage]:
+    """The history of a device, by its name in the whole fleet (`jobs.model.records:DeviceRecord.name_in_fleet`): all of
+    it, or what comes before a position."""
+
+    def decode(reply: Sequence[bytes]) -> HistoryPage:
+        lines, positions = reply[::2], reply[1::2]
+        shown = tuple(_decoder.decode(line) for line in lines[:limit])
+        return HistoryPage(shown, int(float(positions[limit - 1])) if len(lines) > limit else None)
+
+    return call_function(
+        "read_history", decode, device=device, before="" if before is None else before, limit=limit + 1
+    )
+
+
+_decoder = msgspec.json.Decoder(HistoryLine, strict=False)

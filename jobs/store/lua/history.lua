@@ -1,0 +1,94 @@
+-- The history of devices: what each attempt has left about its devices, and what became of them. A device has a name in
+-- the whole fleet, so that its history follows it to another node or another index there.
+
+local MAX_HISTORY_LINES = 100
+local HISTORY_SECONDS = 366 * 86400  -- after the last line
+-- A device is suspected that was slow in so many of its last attempts beside peers, if these were not always the same.
+local JUDGED_ATTEMPTS, SLOW_ATTEMPTS = 5, 3
+local MAX_JUDGED_LINES = 30
+
+-- Adds a line, a table. The scores grow from line to line, whatever the clock does.
+local function add_history_line(device, line)
+  local key, now = history_key(device), now_us()
+  local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+  local score = last[2] and math.max(now, tonumber(last[2]) + 1) or now
+  local text = '{"at":' .. int(now) .. ',' .. string.sub(cjson.encode(line), 2)  -- cjson would round the time
+  redis.call('ZADD', key, int(score), text)
+  redis.call('ZREMRANGEBYRANK', key, 0, -MAX_HISTORY_LINES - 1)
+  redis.call('EXPIRE', key, HISTORY_SECONDS)
+end
+
+-- Whether a device is suspected, by its last attempts since an operator looked at it.
+local function judge_device(node, index, device)
+  local judged, slow, gangs, different, ratios = 0, 0, {}, 0, {}
+  for _, text in ipairs(redis.call('ZREVRANGE', history_key(device), 0, MAX_JUDGED_LINES - 1)) do
+    local line = cjson.decode(text)
+    if line.event and line.by == 'operator' then break end
+    if line.relative then
+      judged = judged + 1
+      if line.slow then
+        slow = slow + 1
+        ratios[slow] = line.relative
+        if not gangs[line.gang] then gangs[line.gang], different = true, different + 1 end
+      end
+      if judged == JUDGED_ATTEMPTS then break end
+    end
+  end
+  if slow < SLOW_ATTEMPTS or different < 2 then return redis.call('HDEL', suspects_key(node), index) end
+  table.sort(ratios)
+  redis.call('HSET', suspects_key(node), index,
+    cjson.encode({slow = slow, judged = judged, relative = ratios[math.ceil(slow / 2)]}))
+end
+
+-- Adds a line for each device of an attempt that ends. `measured` is JSON or '': by index, what the attempt's supervisor
+-- knows about a device. `fault` is that of the node, or ''.
+local function record_attempt(ref, number, reason, fault, measured)
+  local attempt = redis.call('HMGET', attempt_key(ref, number), 'node', 'leased', 'claimed')
+  local node, indexes, devices, gang = attempt[1], {}, {}, {}
+  for index in string.gmatch(attempt[2], '%d+') do indexes[#indexes + 1] = index end
+  local names = redis.call('HMGET', device_names_key(node), unpack(indexes))
+  for i, index in ipairs(indexes) do
+    if names[i] then
+      devices[#devices + 1] = {index = index, name = names[i]}
+      gang[#gang + 1] = names[i]
+    end
+  end
+  table.sort(gang)
+  local digest = string.sub(redis.sha1hex(table.concat(gang, ' ')), 1, 8)
+  local known = measured ~= '' and cjson.decode(measured) or {}
+  local seconds = attempt[3] and math.max(0, now_us() - tonumber(attempt[3])) / 1000000 or 0
+  for _, device in ipairs(devices) do
+    local line = known[device.index] or {}
+    line.attempt, line.reason, line.seconds = ref .. '/' .. number, reason, seconds
+    line.peers, line.gang = #indexes - 1, digest
+    if fault ~= '' then line.error = fault end
+    add_history_line(device.name, line)
+    -- An attempt in which it was not slow cannot make it a suspect, only clear it.
+    if line.relative and (line.slow or redis.call('HEXISTS', suspects_key(node), device.index) == 1) then
+      judge_device(node, device.index, device.name)
+    end
+  end
+end
+
+-- Adds a line about the quarantine of a device: 'quarantined' or 'released', by the 'operator' or the 'sweep'.
+local function record_quarantine(node, index, event, by, reason)
+  local device = redis.call('HGET', device_names_key(node), index)
+  if not device then return end
+  add_history_line(device, {event = event, by = by, quarantine = reason})
+  if by == 'operator' then redis.call('HDEL', suspects_key(node), index) end
+end
+
+-- Takes the names of a node's devices, which may be others than before. An index without a name has no device.
+local function name_devices(node, names)
+  local known = {}
+  local before = redis.call('HGETALL', device_names_key(node))
+  for i = 1, #before, 2 do known[before[i]] = before[i + 1] end
+  redis.call('DEL', device_names_key(node))
+  for i, name in ipairs(names) do
+    local index = tostring(i - 1)
+    redis.call('HSET', device_names_key(node), index, name)
+    if known[index] ~= name then judge_device(node, index, name) end
+    known[index] = nil
+  end
+  for index in pairs(known) do redis.call('HDEL', suspects_key(node), index) end
+end

@@ -1,0 +1,5 @@
+-- Lines of a device's history, the newest first: those before a position, or ('') all.
+-- Returns {line, position...}
+local device, before, limit = unpack(ARGV)
+local from = before == '' and '+inf' or '(' .. before
+return redis.call('ZREVRANGEBYSCORE', history_key(device), from, '-inf', 'WITHSCORES', 'LIMIT', 0, limit)
