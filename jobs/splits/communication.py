@@ -8,6 +8,11 @@ from shardyard.contract.report import Finding
 COMM_FROM, COMM_WARNING = 0.20, 0.40
 #: Ranks on virtual devices wait for a core while they communicate, so less than this says nothing.
 VIRTUAL_COMM_FROM, MIN_VIRTUAL_COMM_MS = 0.50, 10.0
+#: In a typical step communication takes this part of its mean at least: a few long waits, for a core or for a peer that
+#: was held up, are not what a larger batch makes shorter.
+TYPICAL = 0.5
+#: On virtual devices its p95 is at most so many times its p50, or so many bytes a second travel.
+STEADY, MIN_VIRTUAL_RATE = 2.0, 20 * 1024**2
 #: What is lost at least, in device-seconds.
 MIN_COST, MIN_VIRTUAL_COPYING_COST = 1.0, 3.0
 #: A division that makes steps longer by so much gets a warning.
@@ -24,6 +29,8 @@ def find_communication(measures: Measures, run: TimedRun) -> list[Finding]:
     share, cost = comm_ms / step_ms, comm_ms * measures.steps * devices / 1000
     least_share, least_ms = (VIRTUAL_COMM_FROM, MIN_VIRTUAL_COMM_MS) if run.virtual else (COMM_FROM, 0.0)
     if share < least_share or comm_ms < least_ms or cost < MIN_COST:
+        return []
+    if not _is_typical(comm_ms, measures, run):
         return []
     bandwidth, of_bandwidth = _bandwidth(comm_ms, run)
     batch = "batch_size" if run.is_script else "program.data.batch_size"
@@ -45,6 +52,17 @@ def find_communication(measures: Measures, run: TimedRun) -> list[Finding]:
             cost_share=round(min(1.0, cost * 1000 / run.device_time_ms(measures)), 4),
         )
     ]
+
+
+def _is_typical(comm_ms: float, measures: Measures, run: TimedRun) -> bool:
+    """Whether most steps communicate as long, by the device that waits least for others; and on virtual devices,
+    whether that is steady, or explained by the bytes that travel: ranks wait for a core too."""
+    known = [device.comm_ms for device in measures.devices() if device.comm_ms is not None]
+    least = min(known, key=lambda timing: timing.p50, default=None)
+    if least is None or least.p50 < TYPICAL * comm_ms:
+        return False
+    rate = (run.gradient_bytes or 0) * 1000 / comm_ms
+    return not run.virtual or least.p95 <= STEADY * least.p50 or rate >= MIN_VIRTUAL_RATE
 
 
 def _bandwidth(comm_ms: float, run: TimedRun) -> tuple[str, dict[str, float]]:

@@ -28,8 +28,11 @@ SLOW_IN_WINDOW, NEARLY_ALL = 1.02, 0.8
 #: backward, of which a window has one measurement or two.
 FEW_WINDOWS, NOISE_OF_FEW, NOISE_OF_FEW_BACKWARDS = 6, 0.10, 0.20
 NOISE_AT_LEAST = 0.03
-#: Where windows without a backward of their own repeat one, so many that were measured are needed: of a device that was
-#: always slow, and of one that became slow.
+#: In each of few windows a slow device is slower by this part of what it typically is: on a crowded machine a rank
+#: waits for a core now and then.
+LEAST_OF_FEW = 0.5
+#: So many measured backwards are needed; and so many of a device that became slow, where windows without one repeat the
+#: one before.
 MIN_BACKWARDS, MIN_BACKWARDS_SINCE = 3, 6
 #: Larger ratios count as this one where noise is judged: a hiccup that turns 70 into 30 does not speak against a device
 #: being slow.
@@ -159,6 +162,8 @@ def _slow_since(device: int, history: Sequence[_Comparison], noise: float) -> Sl
     if len(history) < FEW_WINDOWS and _is_about_backward(since):
         noise = max(noise, NOISE_OF_FEW_BACKWARDS)
     ratio, error = median(ratios), 1.25 * noise / math.sqrt(len(since))
+    if len(history) < FEW_WINDOWS and min(ratios) - 1 < (min(ratio, CERTAIN_RATIO) - 1) * LEAST_OF_FEW:
+        return None
     tolerance = ONSET_TOLERANCE if onset else TOLERANCE
     if ratio + tolerance < SLOW_FROM or min(ratio, CERTAIN_RATIO) - 1 < MIN_Z * error or not _is_mostly_slow(ratios):
         return None
@@ -189,9 +194,11 @@ def _is_measured_often(
     still a single one."""
     fresh = [index for index, repeats in enumerate(_repeats_backward(history)) if not repeats]
     since = [history[index] for index in fresh if history[index].window.first_step >= (one.since or 0)]
-    if len(fresh) == len(history) or not _is_about_backward(since or history):
+    if not _is_about_backward(since or history):
         return True
-    if len(since) < (MIN_BACKWARDS if one.since is None else MIN_BACKWARDS_SINCE):
+    if len(fresh) == len(history) or len(since) < MIN_BACKWARDS:
+        return len(since) >= MIN_BACKWARDS
+    if one.since is not None and len(since) < MIN_BACKWARDS_SINCE:
         return False
     noise = estimate_noise([[other[index].ratio for index in fresh] for other in compared])
     ratios = [comparison.ratio for comparison in since]

@@ -110,6 +110,17 @@ def test_a_backward_that_is_long_whenever_it_is_measured_is_slow() -> None:
     assert (finding.code, finding.numbers["device"]) == ("slow-device", 3)
 
 
+def test_one_backward_that_was_measured_is_no_slow_device() -> None:
+    runs = [found(ddp_run(2, steps, 5, Plant(1, "backward", 5.0), EVEN)) for steps in (29, 40)]
+    assert [[finding.code for finding in findings] for findings in runs] == [[], ["slow-device"]]
+
+
+@pytest.mark.parametrize(("spread", "codes"), [(0.1, ["communication-bound"]), (2.0, [])])
+def test_ranks_on_virtual_devices_that_wait_for_a_core_do_not_communicate(spread: float, codes: list[str]) -> None:
+    machine = replace(EVEN, forward=2.0, backward=4.0, comm=30.0, spread=spread)
+    assert [one.code for one in found(ddp_run(4, 200, 0, None, machine)) if one.code != "slow-device"] == codes
+
+
 def test_a_run_that_waits_for_its_input_says_how_many_loaders_would_keep_up() -> None:
     (finding,) = found(ddp_run(2, 300, 0, None, replace(EVEN, wait=50.0)))
 
