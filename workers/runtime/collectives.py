@@ -25,8 +25,8 @@ _FILE: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _ON_TIMEOUT: Final = ("TORCH_NCCL_DUMP_ON_TIMEOUT",)
 #: Calls that are kept of each rank.
 BUFFER_SIZE: Final = 2000
-#: Functions of torch that give the recorder out as JSON, without completed entries or with them: NCCL has its own.
-_DUMPS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+#: Functions of torch that give the recorder out as JSON. NCCL has its own, which asks the device about each call.
+_DUMP_OF_GLOO, _DUMP_OF_NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"
 MAX_GROUPS: Final = 16
 MAX_SHAPES: Final = 4
 MAX_NAME: Final = 64
@@ -83,16 +83,17 @@ def recorder_variables(output: Path, own: Mapping[str, str], *, every_name: bool
 
 
 def report_calls(emit: Callable[[AnyRecord], None]) -> None:
-    """Report what a rank that fails has called; nothing where it has called no collective."""
-    if groups := read_calls():
+    """Report what a rank that fails has called under gloo; nothing where it has called no collective. NCCL leaves dumps
+    of its own, and is not asked: the device may be what has failed."""
+    if groups := read_calls((_DUMP_OF_GLOO,)):
         emit(CallsMade(0, groups))
 
 
-def read_calls() -> tuple[GroupCalls, ...]:
+def read_calls(dumps: Sequence[str] = (_DUMP_OF_NCCL, _DUMP_OF_GLOO)) -> tuple[GroupCalls, ...]:
     """What this process has called, of each of its process groups."""
     torchs = sys.modules.get("torch._C._distributed_c10d")
     entries: list[RecorderEntry] = []
-    for name in _DUMPS:
+    for name in dumps:
         dump = getattr(torchs, name, None)
         with contextlib.suppress(Exception):  # private to torch
             entries += _decoder.decode(dump(True, False)).entries if dump is not None else ()

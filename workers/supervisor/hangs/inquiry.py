@@ -66,7 +66,7 @@ class HangInquiry:
 
     def _state_of(self, rank: RankHandle) -> RankState:
         calls = self._answers.get(rank.number)
-        if calls is None and rank.number in self._last_calls:
+        if rank.number in self._last_calls:  # what it answers later has nothing pending any more
             calls = [replace(one, pending=one.pending or one.newest) for one in self._last_calls[rank.number]]
         position = find_position(rank.stderr_tail.decode(errors="replace"))
         return RankState(rank.number, calls, position, _why_absent(rank))
