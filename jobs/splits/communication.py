@@ -12,7 +12,7 @@ VIRTUAL_COMM_FROM, MIN_VIRTUAL_COMM_MS = 0.50, 10.0
 #: was held up, are not what a larger batch makes shorter.
 TYPICAL = 0.5
 #: On virtual devices its p95 is at most so many times its p50, or so many bytes a second travel.
-STEADY, MIN_VIRTUAL_RATE = 2.0, 20 * 1024**2
+STEADY, MIN_VIRTUAL_RATE = 2.0, 100 * 1024**2
 #: What is lost at least, in device-seconds.
 MIN_COST, MIN_VIRTUAL_COPYING_COST = 1.0, 3.0
 #: A division that makes steps longer by so much gets a warning.
