@@ -33,9 +33,9 @@ def plan_job_text(body: bytes, against: JobSpec | None = None) -> str:
 
 def _predict_plan(wanted: JobSpec, against: JobSpec | None) -> Plan:
     from jobs.model import catalogue
+    from jobs.splits.findings.ranking import rank_findings
     from jobs.splits.lint import lint_splits
     from jobs.splits.plan import predict_splits
-    from jobs.splits.ranking import rank_findings
 
     rows, eval_rows = catalogue.rows_of(wanted)
     prediction = predict_splits(wanted, rows, eval_rows)

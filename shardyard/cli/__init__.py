@@ -26,7 +26,6 @@ from shardyard.cli import (
     hardware,
     jobs,
     logs,
-    pools,
     profile,
     service,
     splits,
@@ -35,6 +34,7 @@ from shardyard.cli import (
     top,
 )
 from shardyard.cli.common import Commands
+from shardyard.cli.fleet import pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 
 #: First match wins.

@@ -6,15 +6,15 @@ from typing import Any
 
 from jobs.model.spec import JobSpec, parse
 from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Loaded, Outcome, Step, Wrapped
+from jobs.splits.findings.time_findings import CODES as TIME_CODES
+from jobs.splits.findings.uneven_work import CODES as WORK_CODES
 from jobs.splits.lint import _REMEDIES
 from jobs.splits.plan import predict_splits
-from jobs.splits.time_findings import CODES as TIME_CODES
-from jobs.splits.uneven_work import CODES as WORK_CODES
 from shardyard.contract.report import Finding, Report
 from tests.support.record_streams import lease, split, step
-from workers.supervisor.report.gradient_findings import CODES as GRADIENT_CODES
+from workers.supervisor.report.findings.gradient_findings import CODES as GRADIENT_CODES
+from workers.supervisor.report.findings.script_lint import CODES
 from workers.supervisor.report.script_aggregator import ScriptAggregator
-from workers.supervisor.report.script_lint import CODES
 
 #: A number that stands for "these indices": equal ones mean the same rows.
 SAME_ROWS = 1234

@@ -347,13 +347,13 @@ def test_every_field_of_a_real_report_is_explained(example: Path) -> None:
 
 
 def test_every_finding_is_explained() -> None:
-    from jobs.splits.hardware_findings import CODES as HARDWARE_CODES
+    from jobs.splits.findings.hardware_findings import CODES as HARDWARE_CODES
+    from jobs.splits.findings.time_findings import CODES as TIME_CODES
+    from jobs.splits.findings.uneven_work import CODES as WORK_CODES
     from jobs.splits.lint import _REMEDIES
-    from jobs.splits.time_findings import CODES as TIME_CODES
-    from jobs.splits.uneven_work import CODES as WORK_CODES
     from shardyard.contract.batch_growth import CODE as GROWTH_CODE
-    from workers.supervisor.report.gradient_findings import CODES as GRADIENT_CODES
-    from workers.supervisor.report.script_lint import CODES
+    from workers.supervisor.report.findings.gradient_findings import CODES as GRADIENT_CODES
+    from workers.supervisor.report.findings.script_lint import CODES
 
     documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
     elsewhere = TIME_CODES | HARDWARE_CODES | WORK_CODES | GRADIENT_CODES | {GROWTH_CODE}

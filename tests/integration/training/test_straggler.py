@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.splits.time_findings import CODES
+from jobs.splits.findings.time_findings import CODES
 from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
 from tests.support.training_runs import VECTORS, report_here, spec_of

@@ -30,24 +30,16 @@ from jobs.protocol.records import (
 )
 from jobs.splits.card_peaks import find_peaks
 from jobs.splits.device_sums import RowCost
-from jobs.splits.hardware_findings import HardwareRun, find_hardware_problems
+from jobs.splits.findings.hardware_findings import HardwareRun, find_hardware_problems
+from jobs.splits.findings.ranking import rank_findings
+from jobs.splits.findings.time_findings import find_time_problems
+from jobs.splits.findings.timed_run import TimedRun
+from jobs.splits.findings.uneven_work import find_uneven_work
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
-from jobs.splits.ranking import rank_findings
 from jobs.splits.throughput import WorkFacts, rate_run
-from jobs.splits.time_findings import find_time_problems
-from jobs.splits.timed_run import TimedRun
-from jobs.splits.uneven_work import find_uneven_work
 from jobs.splits.verdict import describe_run
-from shardyard.contract.report import (
-    DeviceMeasures,
-    Finding,
-    Pattern,
-    PredictionCheck,
-    Report,
-    ReportDevice,
-    Resumed,
-)
+from shardyard.contract.report import DeviceMeasures, Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import notes
 from workers.supervisor.report.hardware_state import HardwareState
 from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes

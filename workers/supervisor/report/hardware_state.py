@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jobs.protocol.hardware import AttemptSamples, SampleSeries
-from jobs.splits.hardware_findings import GROWING_SERIES, MemoryTrace
+from jobs.splits.findings.hardware_findings import GROWING_SERIES, MemoryTrace
 from shardyard.contract.hardware import DeviceHardware
 
 

@@ -14,11 +14,11 @@ from jobs.protocol.records import Note
 from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
 from shardyard.contract.report import RATES, REASON_SEPARATOR, Report, join_reasons
-from workers.supervisor.report.evaluation_findings import remarks_on_evaluation
-from workers.supervisor.report.gradient_findings import remarks_on_gradients
+from workers.supervisor.report.findings.evaluation_findings import remarks_on_evaluation
+from workers.supervisor.report.findings.gradient_findings import remarks_on_gradients
+from workers.supervisor.report.findings.script_lint import remarks_on_averages
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.rate_notes import explain_missing_rate, missing_rates
-from workers.supervisor.report.script_lint import remarks_on_averages
 from workers.supervisor.report.script_observations import (
     ScriptObservations,
     describe_run,

@@ -10,7 +10,7 @@ from shardyard.contract.report import Finding, Pattern, Resumed
 from workers.supervisor.report import aggregator_state
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice, ReportSubject
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
-from workers.supervisor.report.norm_findings import find_failed_norms, norm_facts
+from workers.supervisor.report.findings.norm_findings import find_failed_norms, norm_facts
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import PatternTable
 from workers.supervisor.report.step_counts import StepCounts

@@ -30,10 +30,10 @@ from jobs.protocol.records import (
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
+from workers.supervisor.report.findings.script_lint import find_problems
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.process_state import SHARDING, ProcessState
-from workers.supervisor.report.script_lint import find_problems
 from workers.supervisor.report.script_observations import ScriptObservations
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_round

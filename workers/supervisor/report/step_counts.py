@@ -9,8 +9,8 @@ from itertools import groupby
 
 from jobs.protocol.records import Shape, Step
 from jobs.splits.device_sums import Share, Sums
+from jobs.splits.findings.uneven_work import WorkTally
 from jobs.splits.timings import Measures
-from jobs.splits.uneven_work import WorkTally
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 from workers.supervisor.report.patterns import PatternTable, WholeBatch
 from workers.supervisor.report.process_state import StepWork, sum_known

@@ -14,9 +14,9 @@ from statistics import fmean
 
 from jobs.protocol.records import Shape
 from jobs.splits.device_sums import Share
-from jobs.splits.slow_devices import MIN_SLOW_COST, MIN_SLOW_SHARE
-from jobs.splits.time_findings import MIN_STEPS
-from jobs.splits.timed_run import TimedRun
+from jobs.splits.findings.slow_devices import MIN_SLOW_COST, MIN_SLOW_SHARE
+from jobs.splits.findings.time_findings import MIN_STEPS
+from jobs.splits.findings.timed_run import TimedRun
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Finding, describe_seconds
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from jobs.protocol.records import LoaderOpened, Outline
-from jobs.splits.time_findings import CODES
-from jobs.splits.unlike_devices import divide_by_speed
+from jobs.splits.findings.time_findings import CODES
+from jobs.splits.findings.unlike_devices import divide_by_speed
 from shardyard.contract.report import Finding
 from tests.support import script_streams
 from tests.support.record_streams import aggregator, split, step

@@ -11,7 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from jobs.protocol.records import Loaded, LossWeight
 from jobs.splits.device_sums import measured
 from shardyard.contract.report import Finding
-from workers.supervisor.report.common_passes import CommonPass, are_grouped, find_common_pass, list_common_passes
+from workers.supervisor.report.findings.common_passes import (
+    CommonPass,
+    are_grouped,
+    find_common_pass,
+    list_common_passes,
+)
 from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.script_observations import (
     ScriptObservations,

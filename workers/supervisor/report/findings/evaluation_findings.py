@@ -9,7 +9,7 @@ from jobs.protocol.records import Loaded
 from jobs.splits.device_sums import measured
 from jobs.splits.plan import sampler_rows
 from shardyard.contract.report import Finding, Severity
-from workers.supervisor.report.common_passes import CommonPass, are_grouped
+from workers.supervisor.report.findings.common_passes import CommonPass, are_grouped
 from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.script_observations import ScriptObservations, count_of, name_ranks
 

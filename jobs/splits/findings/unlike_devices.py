@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from jobs.splits.slow_devices import (
+from jobs.splits.findings.slow_devices import (
     CERTAIN_RATIO,
     FEW_WINDOWS,
     MIN_SLOW_COST,
@@ -21,8 +21,8 @@ from jobs.splits.slow_devices import (
     SlowDevice,
     estimate_noise,
 )
+from jobs.splits.findings.timed_run import TimedRun
 from jobs.splits.step_windows import StepWindow
-from jobs.splits.timed_run import TimedRun
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Finding, describe_rows
 

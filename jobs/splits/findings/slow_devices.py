@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
 
+from jobs.splits.findings.timed_run import TimedRun
 from jobs.splits.step_windows import StepWindow
-from jobs.splits.timed_run import TimedRun
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Finding, describe_seconds
 

@@ -6,7 +6,7 @@ from jobs.protocol.records import GradientSync
 from jobs.splits.lint import rank_problems
 from jobs.splits.row_weights import weigh_rows
 from shardyard.contract.report import Finding, describe_bytes, describe_rows
-from workers.supervisor.report import norm_findings
+from workers.supervisor.report.findings import norm_findings
 from workers.supervisor.report.script_observations import ScriptObservations, count_of
 
 CODES = frozenset(

@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from jobs.splits.communication import find_communication, find_needless_division
-from jobs.splits.slow_devices import describe_slow_devices, find_slow_devices
+from jobs.splits.findings.communication import find_communication, find_needless_division
+from jobs.splits.findings.slow_devices import describe_slow_devices, find_slow_devices
+from jobs.splits.findings.timed_run import TimedRun
+from jobs.splits.findings.unlike_devices import find_unlike_devices
 from jobs.splits.step_windows import StepWindow, fill_backwards
-from jobs.splits.timed_run import TimedRun
 from jobs.splits.timings import Measures
-from jobs.splits.unlike_devices import find_unlike_devices
 from shardyard.contract.report import Finding
 
 CODES = frozenset(

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect_client, make_console, make_table, print_json
-from shardyard.cli.device_history import print_device_history, suspicion_lines
+from shardyard.cli.fleet.device_history import print_device_history, suspicion_lines
 from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:

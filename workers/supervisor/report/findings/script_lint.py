@@ -12,10 +12,10 @@ from jobs.protocol.records import Loaded
 from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
 from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
 from shardyard.contract.report import Finding
-from workers.supervisor.report import data_findings, evaluation_findings
-from workers.supervisor.report.common_passes import CommonPass, are_grouped, find_common_pass, is_duplicated
-from workers.supervisor.report.gradient_findings import CHECKS as GRADIENT_CHECKS
-from workers.supervisor.report.gradient_findings import averages_as_equals
+from workers.supervisor.report.findings import data_findings, evaluation_findings
+from workers.supervisor.report.findings.common_passes import CommonPass, are_grouped, find_common_pass, is_duplicated
+from workers.supervisor.report.findings.gradient_findings import CHECKS as GRADIENT_CHECKS
+from workers.supervisor.report.findings.gradient_findings import averages_as_equals
 from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.script_observations import (
     ScriptObservations,

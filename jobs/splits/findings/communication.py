@@ -1,6 +1,6 @@
 """Findings about what devices send each other: `communication-bound` and `more-devices-are-slower`."""
 
-from jobs.splits.timed_run import TimedRun
+from jobs.splits.findings.timed_run import TimedRun
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Finding
 

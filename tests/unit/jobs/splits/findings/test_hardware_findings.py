@@ -9,7 +9,7 @@ import pytest
 
 from jobs.protocol.hardware import StrayContext
 from jobs.protocol.records import DeviceInfo, ProgramBegan
-from jobs.splits.hardware_findings import CODES
+from jobs.splits.findings.hardware_findings import CODES
 from shardyard.contract.report import Finding
 from tests.support.hardware_samples import MIB, Course, sampled_run
 from tests.support.record_streams import aggregator, split, step

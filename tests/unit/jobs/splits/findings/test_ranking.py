@@ -1,6 +1,6 @@
 """Findings are ranked, and their suggestions do not contradict each other."""
 
-from jobs.splits.ranking import rank_findings
+from jobs.splits.findings.ranking import rank_findings
 from shardyard.contract.report import Finding
 
 
