@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results
+from benchmarks import machine, results
 from benchmarks.comparing import (
     Figure,
     Goal,
@@ -109,8 +109,11 @@ def test_amounts_have_three_digits_and_a_unit_for_people(value: float, unit: str
     assert amount(value, unit) == words
 
 
-def test_what_is_written_is_read_again_and_every_sample_is_kept(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again_and_every_sample_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `bench`")
+    monkeypatch.setattr(machine, "_gpus", list)  # it would start a process
     path = results.write("start", "How long", [WAIT, RATE], quick=True, seconds=1.5, into=tmp_path)
     content, figures = results.read(path)
     assert content["machine"]["cores"] >= 1
