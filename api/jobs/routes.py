@@ -36,7 +36,12 @@ async def submit(request: Request, key: IdempotencyKey) -> Response:
     return _submitted(await jobs.submit(who, body, key))
 
 
-@router.post("/v1/plan", **describe("Predict the split of a job spec", Plan, also=(TEXT,), body=_SPEC))
+@router.post(
+    "/v1/plan",
+    **describe(
+        "Predict the split of a job spec", Plan, also=(TEXT,), refuses=("not_found", "unreadable_spec"), body=_SPEC
+    ),
+)
 async def plan(
     who: Caller,
     jobs: ServiceDep,

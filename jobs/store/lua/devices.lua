@@ -38,6 +38,39 @@ local function free_devices(node, attempt_ref, bad)
   return freed
 end
 
+-- Free devices of a node, those that were slow lately at last, and how many were not.
+local function free_devices_by_speed(node)
+  local sound, slow = {}, {}
+  for _, device in ipairs(redis.call('ZRANGE', free_devices_key(node), 0, -1)) do
+    local kind = redis.call('HEXISTS', suspects_key(node), device) == 1 and slow or sound
+    kind[#kind + 1] = device
+  end
+  local count = #sound
+  for _, device in ipairs(slow) do sound[#sound + 1] = device end
+  return sound, count
+end
+
+local function has_sound_devices(node, devices)
+  if redis.call('EXISTS', suspects_key(node)) == 0 then return true end
+  local _, sound = free_devices_by_speed(node)
+  return sound >= devices
+end
+
+-- Takes free devices of a node: those of the lowest indexes, or (`careful`) those that were not slow lately first.
+local function take_devices(node, devices, careful)
+  local taken = {}
+  if careful and redis.call('EXISTS', suspects_key(node)) == 1 then
+    local free = free_devices_by_speed(node)
+    for i = 1, devices do taken[i] = free[i] end
+    table.sort(taken, function(one, other) return tonumber(one) < tonumber(other) end)
+    redis.call('ZREM', free_devices_key(node), unpack(taken))
+    return taken
+  end
+  local popped = redis.call('ZPOPMIN', free_devices_key(node), devices)
+  for i = 1, #popped, 2 do taken[#taken + 1] = popped[i] end
+  return taken
+end
+
 -- Takes a node out of a pool, and the pool out of the service where that was its last node.
 local function remove_from_pool(node, pool)
   redis.call('ZREM', free_nodes_key(pool), node)

@@ -171,12 +171,9 @@ def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
     assert [re.sub(r"[\d.]+ s$", "x s", line) for line in lines if "checkpoint" in line] == [
         f"checkpoint of step {step} saved in x s" for step in (20, 40, 60)
     ]
-    assert sorted(path.name for path in service.files(job).iterdir()) == [
-        "artifacts",
-        "logs",
-        "metrics.bin",
-        "report.json",
-    ]
+    # A run that ends within a second may have no sample of the hardware.
+    left = {path.name for path in service.files(job).iterdir()} - {"hardware.msgpack"}
+    assert left == {"artifacts", "logs", "metrics.bin", "report.json"}
     assert [path.name for path in directory(service, job).iterdir() if path.name.startswith(".")] == []
 
 

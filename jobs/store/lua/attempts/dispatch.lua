@@ -27,24 +27,6 @@ end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 -- The pool that is looked at, and what is kept there for a job that has waited: {node, score, ref} or {}.
 local pool, hold
 
--- Free devices of a node, those that were slow lately at last, and how many were not.
-local function free_devices_by_speed(node)
-  local sound, slow = {}, {}
-  for _, device in ipairs(redis.call('ZRANGE', free_devices_key(node), 0, -1)) do
-    local kind = redis.call('HEXISTS', suspects_key(node), device) == 1 and slow or sound
-    kind[#kind + 1] = device
-  end
-  local count = #sound
-  for _, device in ipairs(slow) do sound[#sound + 1] = device end
-  return sound, count
-end
-
-local function has_sound_devices(node, devices)
-  if redis.call('EXISTS', suspects_key(node)) == 0 then return true end
-  local _, sound = free_devices_by_speed(node)
-  return sound >= devices
-end
-
 -- The node with the fewest free devices that still fits, so that large gaps stay whole. One where the job would get
 -- devices that it should avoid (`sound`: how many must not be such) comes after any other, and so does, after those, one
 -- that did not take the job's last attempt.
@@ -58,21 +40,6 @@ local function find_node(fitting, score, avoided, sound)
     end
   end
   return slow or last
-end
-
--- Takes free devices of a node: those of the lowest indexes, or (`careful`) those that were not slow lately first.
-local function take_devices(node, devices, careful)
-  local taken = {}
-  if careful and redis.call('EXISTS', suspects_key(node)) == 1 then
-    local free = free_devices_by_speed(node)
-    for i = 1, devices do taken[i] = free[i] end
-    table.sort(taken, function(one, other) return tonumber(one) < tonumber(other) end)
-    redis.call('ZREM', free_devices_key(node), unpack(taken))
-    return taken
-  end
-  local popped = redis.call('ZPOPMIN', free_devices_key(node), devices)
-  for i = 1, #popped, 2 do taken[#taken + 1] = popped[i] end
-  return taken
 end
 
 -- `head` is the first job of a class: {ref, score, devices, class}.
