@@ -25,7 +25,6 @@ from jobs.model.state import StateReason
 from jobs.protocol.records import AnyRecord, BatchSplit, DeviceInfo, MetricSample, Outcome, Outline, Step, batch_steps
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
-from jobs.store.function_library import function_library
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
@@ -147,7 +146,6 @@ class Maker:
         """`keys`: each submit has an Idempotency-Key."""
         self._client = control
         self._keys = keys
-        control.execute_command(*function_library().load_command)  # type: ignore[no-untyped-call]
         devices = tuple(DeviceRecord(n, "cpu", n, f"cpu:{n}", "virtual") for n in range(DEVICES_PER_NODE))
         info = NodeInfo(host="gpu-host", cores=64, version="1.0.0", devices=devices)
         self.run([store.register_node(name, "i", "default", "127.0.0.1", info, home="state") for name in _nodes()])

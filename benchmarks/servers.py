@@ -7,6 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
+from jobs.store.function_library import function_library
 from shardyard.service import embedded_redis
 
 END_SECONDS = 30.0
@@ -20,7 +23,8 @@ class Server:
 
 @contextmanager
 def redis_server(name: str = "control") -> Iterator[Server]:
-    """An empty server with the product's configuration: `control` syncs every write, `telemetry` once a second.
+    """An empty server with the product's configuration: `control` syncs every write and has the store's functions,
+    `telemetry` syncs once a second.
 
     Raises:
         ServiceError: there is no program to start, or it does not answer.
@@ -31,6 +35,9 @@ def redis_server(name: str = "control") -> Iterator[Server]:
         process = subprocess.Popen(server.service.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             embedded_redis.wait_until_it_answers(server)
+            if name == "control":
+                with redis.Redis.from_url(server.url) as client:
+                    client.execute_command(*function_library().load_command)
             yield Server(server.url, process.pid)
         finally:
             process.kill()  # what it holds goes with its directory
