@@ -108,7 +108,9 @@ def _schemas() -> dict[str, Any]:
     for name, answer in answers.items():
         if "description" in answer:
             answer["description"] = " ".join(answer["description"].split())
-        if hasattr(responses, name):  # its defaults are for readers: this service sends every field
+        answered = getattr(responses, name, None)
+        # The defaults of answers are for readers, and this service sends every field, but for those of reports.
+        if answered is not None and not answered.__struct_config__.omit_defaults:
             answer["required"] = list(answer["properties"])
             for field in answer["properties"].values():
                 field.pop("default", None)

@@ -162,6 +162,7 @@ def test_a_script_is_followed_without_its_shard_lines_unless_they_are_asked_for(
         place.follow(job, "?logs=0&stream=shard&tail=3") as shard,
         place.follow(job, "?logs=0&tail=1") as tail,
     ):
+        own.until(lambda r: r.lines() == ["one"])  # an event of its own: what is there at once comes as one
         shard.until(lambda r: r.lines() == ["In Model 697", "In Model 698", "In Model 699"])
         tail.until(lambda r: r.lines() == ["one"])
         attempt.print("two")

@@ -5,7 +5,7 @@ The threads follow each other, the main one last, each with its innermost call f
     Thread 0x00007f5d (most recent call first):
       File "/usr/lib/python3.11/threading.py", line 324 in wait
     Current thread 0x00007f5e (most recent call first):
-      File "/work/train.py", line 12 in <module>
+      File "/home/me/train.py", line 12 in <module>
 """
 
 import re
