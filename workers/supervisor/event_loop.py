@@ -21,13 +21,16 @@ class EventLoop:
 
     def unregister(self, fd: int) -> None:
         """Stop watching a descriptor. It need not be registered."""
-        if fd in self._selector.get_map():
+        if self.watches(fd):
             self._selector.unregister(fd)
+
+    def watches(self, fd: int) -> bool:
+        return fd in self._selector.get_map()
 
     def run_once(self, timeout: float) -> None:
         """Wait at most `timeout` seconds, and handle what is ready."""
         for key, _ in self._selector.select(timeout):
-            if key.fd in self._selector.get_map():  # an earlier handler of this round may have unregistered it
+            if self.watches(key.fd):  # an earlier handler of this round may have unregistered it
                 key.data()
 
     def read_ready(self, fd: int) -> bytes:
@@ -42,7 +45,7 @@ class EventLoop:
 
     def read_rest(self, fd: int) -> Iterator[bytes]:
         """Everything that a process had written before it died; the pipe is unregistered afterwards."""
-        while fd in self._selector.get_map():
+        while self.watches(fd):
             data = self.read_ready(fd)
             if not data:
                 self.unregister(fd)

@@ -179,6 +179,9 @@ class RankMonitor:
     # -- what ranks send -------------------------------------------------------------------------------
 
     def _read_output(self, rank: RankHandle, output: OutputPipe) -> None:
+        # A rank sends what it has recorded before it prints a traceback, and the log has them in this order.
+        if self._loop.watches(rank.channel):
+            self._read_records(rank)
         self._publish_output(rank, output, self._loop.read_ready(output.fd))
 
     def _publish_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
