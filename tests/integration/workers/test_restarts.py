@@ -135,8 +135,7 @@ def test_starting_attempts_leaves_the_worker_no_zombies_and_no_open_files(servic
     for _ in range(5):
         service.ended(service.submit("single"))
     worker = service.worker.pid
-    # One may be open for good since the first look at the hardware; attempts that leave files open leave five.
-    eventually(lambda: _open_files(worker) <= before + 1, "no more files are open than before")
+    eventually(lambda: _open_files(worker) <= before, "no more files are open than before")
     for parent in (worker, _forkserver(service)):
         eventually(lambda pid=parent: not _zombies(pid), "no child of it stays a zombie")  # type: ignore[misc]
 

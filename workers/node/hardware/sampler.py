@@ -80,6 +80,7 @@ class HardwareSampler:
         self._update_attempts(now)
         if not self._samplers:
             self._gpus.close()
+            self._publisher.disconnect()
             return
         children = read_children() if self._is_search_due() else None
         xids: dict[str, list[int]] = defaultdict(list)
@@ -133,6 +134,10 @@ class ReadingsPublisher:
         self._key = key
         self._publish_after = 0.0
         self._failed = False
+
+    def disconnect(self) -> None:
+        """Hold no connection while nothing runs; the next publication connects again."""
+        self._client.close()
 
     def publish_if_due(self, readings: list[NodeReading]) -> None:
         if monotonic() < self._publish_after:
