@@ -1,12 +1,12 @@
 """`profile.json`, beside the traces of a profile: which ranks have a trace, and why others have none."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from jobs.files import paths
+from jobs.support.fs import replace_file
 from shardyard.contract.responses import ProfileView
 
 RECORD_NAME = "profile.json"
@@ -15,9 +15,7 @@ _decoder = msgspec.json.Decoder(ProfileView)
 
 def write_profile(directory: Path, view: ProfileView) -> None:
     """Raises OSError."""
-    draft = directory / f".{RECORD_NAME}"
-    draft.write_bytes(msgspec.json.encode(view))
-    os.replace(draft, directory / RECORD_NAME)
+    replace_file(directory / RECORD_NAME, msgspec.json.encode(view))
 
 
 def list_profiles(attempt: Path) -> list[ProfileView]:

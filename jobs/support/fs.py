@@ -1,4 +1,4 @@
-"""Directories on disk: names that are synced, and trees that users' programs have filled, removed."""
+"""Files and directories on disk: replaced at once, names that are synced, and trees of users' programs, removed."""
 
 import os
 import shutil
@@ -18,6 +18,18 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, body: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one. It is not synced: what need not outlive the host's
+    power.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_bytes(body)
+    draft.replace(path)
 
 
 def remove_tree(directory: Path) -> None:

@@ -1,7 +1,6 @@
 """Adds up the samples of one attempt, in a file from which its supervisor, and the next worker, read them."""
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -19,6 +18,7 @@ from jobs.protocol.hardware import (
     decode_samples,
     encode_samples,
 )
+from jobs.support.fs import replace_file
 from workers.node.hardware.gpu_reader import GpuReader, GpuSample
 from workers.node.hardware.process_tree import ProcessTree, count_cores
 from workers.runtime.launch import AttemptDirectory
@@ -79,9 +79,7 @@ class AttemptSampler:
             return
         widths = [one.width for device in self._samples.devices for one in device.series.values()]
         self._write_after = now + min(WRITE_SECONDS, max(widths, default=1)) - 0.5
-        draft = self._file.with_suffix(".part")
-        draft.write_bytes(encode_samples(self._samples))
-        os.replace(draft, self._file)
+        replace_file(self._file, encode_samples(self._samples))
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):

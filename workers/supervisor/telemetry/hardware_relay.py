@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from jobs.protocol.hardware import AttemptSamples, SampledDevice, SampledRank, decode_samples, encode_ranks
+from jobs.support.fs import replace_file
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor.process_status import read_start_time
@@ -57,7 +58,7 @@ class HardwareRelay:
         if not self._newest:
             return
         try:
-            _replace_file(self._file, self._newest)
+            replace_file(self._file, self._newest)
         except OSError as error:
             log.warning("samples_not_stored", error=str(error))
         else:
@@ -69,18 +70,7 @@ def write_sampled_ranks(config: AttemptConfig, ranks: Sequence[RankHandle]) -> N
     directory = AttemptDirectory.of(config.state_dir, config.attempt)
     sampled = [SampledRank(one.number, one.pid, read_start_time(one.pid), _devices_of(config, one)) for one in ranks]
     with suppress(OSError):  # it runs without samples, then
-        _replace_file(directory.sampled_ranks, encode_ranks(sampled))
-
-
-def _replace_file(path: Path, body: bytes) -> None:
-    """A reader sees the old file or the new one. It is not synced: samples may be lost with the host's power.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_bytes(body)
-    draft.rename(path)
+        replace_file(directory.sampled_ranks, encode_ranks(sampled))
 
 
 def _devices_of(config: AttemptConfig, rank: RankHandle) -> tuple[SampledDevice, ...]:
