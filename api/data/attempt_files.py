@@ -24,6 +24,16 @@ MAX_PAGE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesQuery:
+    """Which series, of the points after number `after`: whole, or in at most `points` buckets."""
+
+    device: int | None = None
+    name: str | None = None
+    after: int = 0
+    points: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LogQuery:
     """Which lines. Bounds on steps are inclusive. `tail` asks for the newest lines instead of those after a cursor,
     those before number `before_line` if given, `from_line` for the first line of each device where there is no cursor.
@@ -127,16 +137,11 @@ def _log_line(device: int, line: log_page.LogRow) -> LogLine:
     )
 
 
-def read_metrics(
-    attempt: Path, device: int | None, name: str | None, after: int, points: int | None
-) -> list[SeriesView]:
+def read_metrics(attempt: Path, query: SeriesQuery) -> list[SeriesView]:
     """Series of an attempt, whole or down-sampled. Raises OSError."""
-    return [
-        _series_view(series)
-        for series in metric_file.read_series(
-            require_plain_file(paths.metrics_file(attempt)), device, name, after, points
-        )
-    ]
+    file = require_plain_file(paths.metrics_file(attempt))
+    found = metric_file.read_series(file, query.device, query.name, query.after, query.points)
+    return [_series_view(series) for series in found]
 
 
 def _series_view(series: metric_file.MetricSeries) -> SeriesView:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from api.data.attempt_files import require_plain_file
+from api.data.attempt_files import SeriesQuery, require_plain_file
 from jobs.files import paths
 from jobs.protocol.hardware import AttemptSamples, SampleBucket, SampleSeries, merge_pairs
 from shardyard.contract.responses import BucketView, PointView, SeriesView, at
@@ -21,15 +21,13 @@ def read_samples(attempt: Path) -> bytes | None:
         return None
 
 
-def list_series(
-    samples: AttemptSamples, device: int | None, name: str | None, after: int, points: int | None
-) -> list[SeriesView]:
-    """Series by device and name: buckets of the samples after number `after`, at most `points` of them if given."""
+def list_series(samples: AttemptSamples, query: SeriesQuery) -> list[SeriesView]:
+    """Series by device and name: buckets of samples, at most `points` of them if given."""
     return [
-        _series_view(samples.began, found.device, series_name, series, after, points)
+        _series_view(samples.began, found.device, series_name, series, query.after, query.points)
         for found in sorted(samples.devices, key=lambda one: one.device)
         for series_name, series in sorted(found.series.items())
-        if device in (None, found.device) and name in (None, series_name)
+        if query.device in (None, found.device) and query.name in (None, series_name)
     ]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.data.attempt_files import LogQuery
+from api.data.attempt_files import LogQuery, SeriesQuery
 from api.data.log_streams import parse_streams
 from api.http import responses
 from api.http.deps import Caller, JobId, LogStreamNames, WantsText
@@ -74,7 +74,7 @@ async def metrics(
 ) -> Response:
     """Series of numbers. Those of the hardware come as buckets, whose steps are seconds since the first sample."""
     read = results.read_hardware if source == "hardware" else results.read_metrics
-    found = await read(who, job, attempt, device=device, name=name, after=after, points=points)
+    found = await read(who, job, attempt, SeriesQuery(device, name, after, points))
     return responses.json_response(found)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from api.data import artifacts, attempt_files, hardware_series
 from api.data.artifacts import OpenArtifact
-from api.data.attempt_files import LogQuery
+from api.data.attempt_files import LogQuery, SeriesQuery
 from api.data.file_threads import AttemptStorage
 from api.data.job_repository import JobRepository
 from api.data.log_streams import ALL_STREAMS, LogStreams, default_streams, stream_names
@@ -87,9 +87,7 @@ class ResultService:
 
         found = await self.read_splits(who, job, attempt, device)
         about = await self._describe_job(who, job)
-        series = await self.read_metrics(
-            who, job, found.attempt, device=device, name=None, after=0, points=POINTS_OF_A_CURVE
-        )
+        series = await self.read_metrics(who, job, found.attempt, SeriesQuery(device, points=POINTS_OF_A_CURVE))
         about = replace(about, curves=[_series_curve(one) for one in series.series])
         return await self._storage.run_in_thread(partial(report_page, found, about, by))
 
@@ -231,36 +229,16 @@ class ResultService:
         except UnreadableSpec:
             return ALL_STREAMS
 
-    async def read_metrics(
-        self,
-        who: Principal,
-        job: str,
-        attempt: int | None,
-        *,
-        device: int | None,
-        name: str | None,
-        after: int,
-        points: int | None,
-    ) -> MetricList:
+    async def read_metrics(self, who: Principal, job: str, attempt: int | None, query: SeriesQuery) -> MetricList:
         """Series of an attempt (the newest one)."""
         chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
             return MetricList(series=[])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
-        read = partial(attempt_files.read_metrics, directory, device, name, after, points)
+        read = partial(attempt_files.read_metrics, directory, query)
         return MetricList(attempt=chosen.number, series=await self._storage.run_in_thread(read))
 
-    async def read_hardware(
-        self,
-        who: Principal,
-        job: str,
-        attempt: int | None,
-        *,
-        device: int | None,
-        name: str | None,
-        after: int,
-        points: int | None,
-    ) -> MetricList:
+    async def read_hardware(self, who: Principal, job: str, attempt: int | None, query: SeriesQuery) -> MetricList:
         """Series that the node has sampled of an attempt's hardware (the newest attempt)."""
         chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
@@ -273,9 +251,7 @@ class ResultService:
             samples = decode_samples(body)
         except ValueError as error:
             raise NotFound(f"the samples of attempt {chosen.number} of job {job} cannot be read: {error}") from error
-        return MetricList(
-            attempt=chosen.number, series=hardware_series.list_series(samples, device, name, after, points)
-        )
+        return MetricList(attempt=chosen.number, series=hardware_series.list_series(samples, query))
 
     async def _choose_attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
         """The attempt of that number, or the newest; `None` when the job has not had one.

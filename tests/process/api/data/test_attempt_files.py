@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from api.data import attempt_files
-from api.data.attempt_files import LogQuery
+from api.data.attempt_files import LogQuery, SeriesQuery
 from jobs.files import paths
 from jobs.files.log_file import CONTINUED, LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
@@ -75,13 +75,13 @@ def test_an_attempt_that_has_written_nothing_has_an_empty_log_and_no_series(tmp_
     page = attempt_files.read_logs(tmp_path, [0, 1], {}, LogQuery())
     assert page.lines == []
     assert not page.sealed
-    assert attempt_files.read_metrics(tmp_path, None, None, 0, None) == []
+    assert attempt_files.read_metrics(tmp_path, SeriesQuery()) == []
     assert attempt_files.read_report(tmp_path) is None
 
 
 def test_a_value_that_is_no_number_is_null_in_a_series(tmp_path: Path) -> None:
     MetricWriter(paths.metrics_file(tmp_path)).append([MetricSample(-1, "loss", 0, float("nan"), 1.0)])
-    (series,) = attempt_files.read_metrics(tmp_path, -1, "loss", 0, None)
+    (series,) = attempt_files.read_metrics(tmp_path, SeriesQuery(-1, "loss"))
     assert series.points[0].value is None
 
 
@@ -107,7 +107,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     reads: list[Callable[[], object]] = [
         lambda: attempt_files.read_report(mine),
         lambda: attempt_files.read_logs(mine, [0], {}, LogQuery()),
-        lambda: attempt_files.read_metrics(mine, None, None, 0, None),
+        lambda: attempt_files.read_metrics(mine, SeriesQuery()),
     ]
     for read in reads:
         with pytest.raises(NotFound, match="regular file"):

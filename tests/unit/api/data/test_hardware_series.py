@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from api.data.attempt_files import SeriesQuery
 from api.data.hardware_series import list_series, read_samples
 from jobs.files import paths
 from jobs.protocol.hardware import AttemptSamples, DeviceSamples
@@ -20,7 +21,7 @@ def samples(count: int = 40) -> AttemptSamples:
 
 
 def test_series_come_by_device_and_name_with_every_sample_in_a_bucket() -> None:
-    found = list_series(samples(), None, None, 0, None)
+    found = list_series(samples(), SeriesQuery())
     assert [(one.device, one.name) for one in found] == [
         (0, "cpu_cores"),
         (0, "power_watts"),
@@ -34,10 +35,10 @@ def test_series_come_by_device_and_name_with_every_sample_in_a_bucket() -> None:
 
 
 def test_they_are_chosen_and_reduced() -> None:
-    (only,) = list_series(samples(), 1, "power_watts", 0, 7)
+    (only,) = list_series(samples(), SeriesQuery(1, "power_watts", points=7))
     assert [bucket.count for bucket in only.buckets] == [8] * 5
     assert (only.buckets[0].minimum, only.buckets[0].mean, only.buckets[0].maximum) == (100.0, 103.5, 107.0)
-    (rest,) = list_series(samples(), 1, "power_watts", 38, None)
+    (rest,) = list_series(samples(), SeriesQuery(1, "power_watts", 38))
     assert [bucket.last.number for bucket in rest.buckets] == [39, 40]
 
 
