@@ -23,7 +23,7 @@ from workers.rehearsal.virtual_devices import (
     replicate,
     scatter,
 )
-from workers.training.straggler import SlowDevice
+from workers.training.straggler import PlantedSlowness
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         dim: int = 0,
         functional: bool = False,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
-        straggler: SlowDevice | None = None,
+        straggler: PlantedSlowness | None = None,
     ) -> None:
         if virtual:
             nn.Module.__init__(self)

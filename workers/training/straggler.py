@@ -12,7 +12,7 @@ from workers.runtime.context import RankContext
 
 
 @dataclass(frozen=True, slots=True)
-class SlowDevice:
+class PlantedSlowness:
     """`device` (logical) sleeps `seconds` in each batch: while it waits for input, in forward, or in backward."""
 
     device: int
@@ -56,7 +56,7 @@ class _SleepInBackward(torch.autograd.Function):
         return grad, None
 
 
-def find_straggler(spec: JobSpec, context: RankContext) -> SlowDevice | None:
+def find_straggler(spec: JobSpec, context: RankContext) -> PlantedSlowness | None:
     """The straggler among this rank's devices, if the spec has one."""
     wanted = spec.recipe.straggler
     if wanted is None:
@@ -64,4 +64,4 @@ def find_straggler(spec: JobSpec, context: RankContext) -> SlowDevice | None:
     device = wanted.device if wanted.rank is None else wanted.rank
     if device is None or all(own.logical != device for own in context.devices):
         return None
-    return SlowDevice(device, wanted.where, wanted.milliseconds / 1000)
+    return PlantedSlowness(device, wanted.where, wanted.milliseconds / 1000)

@@ -22,7 +22,7 @@ from workers.runtime import process_groups
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.training import placement
 from workers.training.data_parallel import TracedDataParallel
-from workers.training.straggler import SlowDevice, find_straggler
+from workers.training.straggler import PlantedSlowness, find_straggler
 
 FSDP_UNMEASURED = (
     "under fsdp ranks exchange parameters and gradients while they compute; torch does not time them apart"
@@ -66,7 +66,7 @@ class PlacedModel:
     bare: Callable[[], AbstractContextManager[nn.Module]]
     alone: Callable[[], AbstractContextManager[object]] = nullcontext
     begin_total: Callable[[torch.Tensor], Callable[[], object]] = lambda values: lambda: values
-    straggler: SlowDevice | None = None
+    straggler: PlantedSlowness | None = None
     holds: Literal["whole", "replica", "shard"] = "whole"
     buckets: Callable[[], Buckets | None] = lambda: None
     gradient_bytes: int | None = None  # that each rank contributes to a reduction, where the wrapper reduces them all
@@ -233,7 +233,7 @@ def _torch_device(context: RankContext, logical: int) -> torch.device:
     return torch.device("cuda", logical) if context.device_kind == "cuda" else torch.device("cpu")
 
 
-def _find_straggler(spec: JobSpec, context: RankContext) -> SlowDevice | None:
+def _find_straggler(spec: JobSpec, context: RankContext) -> PlantedSlowness | None:
     """The straggler of the spec, if there is one.
 
     Raises:

@@ -26,7 +26,7 @@ _WRAPPERS = frozenset(("wrapper", "_wait", "wait"))
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     file: str
     line: int
     function: str
@@ -40,7 +40,7 @@ class Frame:
 class RankPosition:
     """Where a rank is: the innermost line of the program's own, and the function of torch that it waits in."""
 
-    frame: Frame | None
+    frame: StackFrame | None
     waits_in: str = ""  # a collective, or backward; "" where it does neither
 
     def describe(self, root: str) -> str:
@@ -57,7 +57,7 @@ def find_position(printed: str) -> RankPosition | None:
     return position_of(frames) if frames else None
 
 
-def position_of(frames: Sequence[Frame]) -> RankPosition:
+def position_of(frames: Sequence[StackFrame]) -> RankPosition:
     """`frames` begin with the innermost."""
     own = next((index for index, frame in enumerate(frames) if frame.is_of_program), len(frames))
     names = [frame.function for frame in frames[:own] if frame.file.endswith(_DISTRIBUTED)]
@@ -67,20 +67,20 @@ def position_of(frames: Sequence[Frame]) -> RankPosition:
     return RankPosition(frames[own] if own < len(frames) else None, waits_in)
 
 
-def frames_of_dump(frames: Sequence[Mapping[str, object]]) -> list[Frame]:
+def frames_of_dump(frames: Sequence[Mapping[str, object]]) -> list[StackFrame]:
     """The frames of a call as torch's flight recorder has them.
 
     Raises:
         TypeError, ValueError: they are none.
     """
-    return [Frame(str(one.get("filename")), int(str(one.get("line"))), str(one.get("name"))) for one in frames]
+    return [StackFrame(str(one.get("filename")), int(str(one.get("line"))), str(one.get("name"))) for one in frames]
 
 
-def _main_stack(printed: str) -> list[Frame]:
-    frames: list[Frame] = []
+def _main_stack(printed: str) -> list[StackFrame]:
+    frames: list[StackFrame] = []
     for line in printed.splitlines():
         if _THREAD.match(line):
             frames = []
         elif found := _FRAME.match(line):
-            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+            frames.append(StackFrame(found["file"], int(found["line"]), found["function"]))
     return frames

@@ -22,7 +22,7 @@ def test_only_the_rank_that_has_the_device_has_the_straggler() -> None:
     spec = spec_of(slow("forward", rank=1), devices=2, strategy="ddp")
     first, second = (RankContext(rank, 2, (RankDevice(rank, "cpu", f"cpu:{rank}"),), 2, 1, Kept()) for rank in range(2))
     assert straggler.find_straggler(spec, first) is None
-    assert straggler.find_straggler(spec, second) == straggler.SlowDevice(1, "forward", 0.005)
+    assert straggler.find_straggler(spec, second) == straggler.PlantedSlowness(1, "forward", 0.005)
 
 
 def test_one_gpu_alone_cannot_wait_for_its_shard_under_dp() -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from jobs.protocol.records import CollectiveCall, GroupCalls
 from workers.supervisor.hangs.diagnosis import RankState, find_hang
-from workers.supervisor.hangs.stacks import Frame, RankPosition, find_position
+from workers.supervisor.hangs.stacks import RankPosition, StackFrame, find_position
 
-ROOT = "/state/attempts/t.job.1/work"
+ROOT = "/home/me/project"
 
 
 def calls(
@@ -17,7 +17,7 @@ def calls(
 
 
 def at(line: int, function: str, waits_in: str = "") -> RankPosition:
-    return RankPosition(Frame(f"{ROOT}/train.py", line, function), waits_in)
+    return RankPosition(StackFrame(f"{ROOT}/train.py", line, function), waits_in)
 
 
 def test_the_rank_that_has_not_called_what_the_others_wait_in_is_named() -> None:
@@ -111,8 +111,8 @@ Thread 0x00007f5d (most recent call first):
 Current thread 0x00007f5e (most recent call first):
   File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2950 in all_reduce
   File "/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/state/attempts/t.job.1/work/pkg/steps.py", line 41 in average
-  File "/state/attempts/t.job.1/work/train.py", line 12 in <module>
+  File "/home/me/project/pkg/steps.py", line 41 in average
+  File "/home/me/project/train.py", line 12 in <module>
 """
 
 

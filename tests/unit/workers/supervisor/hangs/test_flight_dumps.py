@@ -14,7 +14,7 @@ from workers.supervisor.hangs.flight_dumps import read_dumps
 
 def entry(number: int, state: str, name: str = "nccl:all_reduce", **more: Any) -> dict[str, Any]:
     """As torch's `FlightRecorder::getCollectiveTrace` makes it."""
-    frame = {"name": "average", "filename": "/work/train.py", "line": 31}
+    frame = {"name": "average", "filename": "/home/me/train.py", "line": 31}
     return {
         "frames": [frame],
         "record_id": number,
@@ -49,7 +49,7 @@ def test_the_dumps_of_a_time_out_name_the_rank_that_was_not_there(tmp_path: Path
     for rank in (0, 2):
         save(tmp_path, rank, [entry(1, "completed"), entry(2, "started"), entry(3, "scheduled")])
     save(tmp_path, 1, [entry(1, "completed")])
-    hang = find_hang(read_dumps(tmp_path), "/work")
+    hang = find_hang(read_dumps(tmp_path), "/home/me")
 
     assert hang is not None
     assert hang.message == (
