@@ -4,8 +4,9 @@
 FROM python:3.11-slim-bookworm AS base
 RUN groupadd --gid 10001 shardyard \
  && useradd --uid 10001 --gid shardyard --no-create-home --home-dir /tmp --shell /usr/sbin/nologin shardyard \
- && install --directory --owner shardyard --group shardyard --mode 0700 \
-      /var/lib/shardyard/storage /prepare/control /prepare/telemetry /prepare/settings /prepare/admin
+ && install --directory --owner shardyard --group shardyard --mode 0700 /prepare/control /prepare/telemetry \
+ && install --directory --mode 0700 /var/lib/shardyard/storage /prepare/settings /prepare/admin /prepare/keys \
+      /prepare/storage
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
@@ -43,14 +44,16 @@ FROM service AS api
 COPY deploy/entrypoint.sh deploy/prepare.py ./
 COPY --from=wheel /dist /opt/shardyard/dist
 RUN pip install --no-deps dist/*.whl
-USER 10001:10001
+# The account of the worker, to whom the files of jobs belong. It needs no capability: drop them all.
+USER 0:0
 WORKDIR /tmp
 CMD ["shardyard", "api"]
 
 FROM training AS worker
 COPY deploy/entrypoint.sh ./
 COPY --from=wheel /dist /opt/shardyard/dist
-RUN pip install --no-deps dist/*.whl && install --directory --owner 10001 --group 10001 --mode 0700 /var/lib/shardyard/state
-USER 10001:10001
+RUN pip install --no-deps dist/*.whl && install --directory --mode 0700 /var/lib/shardyard/state
+# Root, since it puts a box around each job; docker-compose.yml has the capabilities that this takes.
+USER 0:0
 WORKDIR /tmp
 CMD ["shardyard", "worker", "--stop-attempts-on-exit"]

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 from api.app import create_app
 from api.http.auth import UnsafeToStart
 from api.http.protocol import DeadlineProtocol, enable_keepalive
+from api.http.tls import ServerCertificate, choose_certificate
 from jobs.files import identity
 from jobs.model.settings import Settings
 from jobs.store.client import connect
@@ -36,10 +37,25 @@ BACKLOG = 1024
 GC_THRESHOLD = 10_000
 #: Descriptors for all streams and other connections, where the system lets us have them; many systems begin with 1024.
 WANTED_DESCRIPTORS = 8192
+#: Ticks of uvicorn, a tenth of a second each, between two looks at the certificate's files.
+CERTIFICATE_TICKS = 50
 
 
 class GracefulServer(uvicorn.Server):
-    """Lets go of streams, and of requests that wait for a change, before it waits for all requests to end."""
+    """Lets go of streams, and of requests that wait for a change, before it waits for all requests to end. Serves HTTPS
+    where it has a certificate."""
+
+    def __init__(self, config: uvicorn.Config, certificate: ServerCertificate | None) -> None:
+        super().__init__(config)
+        self._certificate = certificate
+        config.load()
+        if certificate is not None:
+            config.ssl = certificate.context  # uvicorn would make one that allows other ciphers, and keep it for ever
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._certificate is not None and counter % CERTIFICATE_TICKS == 0:
+            self._certificate.reload_renewed()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]  # uvicorn takes other things too
@@ -58,6 +74,9 @@ def main() -> int:
         settings = Settings()
         logging_config.configure_logging(settings.log_level)
         app = create_app(settings)
+        certificate = choose_certificate(
+            settings.host, settings.tls_cert, settings.tls_key, insecure_http=settings.insecure_http
+        )
         refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
         refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")
         for doubt in find_durability_risks(settings.control_url()):
@@ -79,14 +98,15 @@ def main() -> int:
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
-        )
+        ),
+        certificate,
     )
     raise_descriptor_limit()
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not go through it again and again
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
-    log.info("listening", host=settings.host, port=listener.getsockname()[1])
+    log.info("listening", host=settings.host, port=listener.getsockname()[1], tls=certificate is not None)
     # uvicorn raises the signal that ended it once more, when it has drained: that must not look like a crash.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

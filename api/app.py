@@ -12,15 +12,17 @@ from pathlib import Path
 import structlog
 from fastapi import Depends, FastAPI
 
-from api.accounts import sessions_routes, tokens_routes
+from api.accounts import secrets_routes, sessions_routes, tokens_routes
+from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
 from api.accounts.tokens_service import TokenService
-from api.background import bundle_gc
+from api.background import bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
 from api.data.change_notifier import ChangeNotifier
+from api.data.disk_guard import DiskGuard
 from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
@@ -54,6 +56,7 @@ from api.system import routes as system_routes
 from api.system.service import SystemService
 from jobs.files import identity as storage_proof
 from jobs.files.identity import StorageMismatch
+from jobs.files.service_disks import api_directories
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.scheduling.scheduler import JobScheduler
@@ -67,6 +70,7 @@ WATCH_SECONDS = 1.0
 #: How often bundles and finished jobs are swept: short against the hours and days for which they are kept.
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
+LOW_DISK_SWEEP_SECONDS = 5.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
 #: When Celery is imported for the first hint: not while the process is not even ready.
@@ -81,6 +85,7 @@ ROUTERS = (
     profile_routes.router,
     event_routes.router,
     fleet_routes.router,
+    secrets_routes.router,
     tokens_routes.router,
     sessions_routes.router,
     system_routes.router,
@@ -127,7 +132,8 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     scheduler = JobScheduler(reconciled, hint_sender, settings, listen=True)
     storage = settings.storage.expanduser()
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
-    bundles = BundleService(control, storage, settings.max_bundles_bytes)
+    disks = DiskGuard(api_directories(settings), settings.reserve_bytes)
+    bundles = BundleService(control, storage, settings.max_bundles_bytes, disks)
     services = _build_services(
         control,
         telemetry,
@@ -135,7 +141,9 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         changes,
         AttemptStorage(storage),
         bundles,
-        settings.max_artifact_bytes,
+        SecretService(control, settings.secret_keys()),
+        settings,
+        disks,
         lambda: scheduler.alive,
     )
     app.state.authenticator = authenticator
@@ -147,11 +155,12 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     prepare.start()
     watches = (
         asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
+        asyncio.create_task(disks.watch()),
         asyncio.create_task(
             sweep_storage(
                 partial(storage_proof.prove_storage, reconciled, storage),
                 partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
-                _periodic_sweeps(reconciled, storage, settings),
+                _periodic_sweeps(reconciled, storage, settings, lambda: bool(disks.low)),
                 _end_process,
             )
         ),
@@ -189,21 +198,26 @@ def _build_services(
     changes: ChangeNotifier,
     storage: AttemptStorage,
     bundles: BundleService,
-    max_artifact_bytes: int,
+    secrets: SecretService,
+    settings: Settings,
+    disks: DiskGuard,
     is_scheduler_alive: Callable[[], bool],
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
-    feeds = JobFeeds(FeedSources(records, telemetry, storage, changes))
+    feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
     return (
-        JobService(control, records, telemetry, fleet, changes, storage, bundles, max_artifact_bytes),
+        JobService(
+            control, records, telemetry, fleet, changes, storage, bundles, secrets, disks, settings.max_artifact_bytes
+        ),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,
         FleetService(control, fleet),
-        TokenService(control, authenticator),
+        secrets,
+        TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),
-        SystemService(control, telemetry, fleet, changes, streams, is_scheduler_alive),
+        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive),
     )
 
 
@@ -238,12 +252,22 @@ class PeriodicSweep:
     seconds: float
 
 
-def _periodic_sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[PeriodicSweep, ...]:
+def _periodic_sweeps(
+    control: RedisStore, storage: Path, settings: Settings, is_disk_low: Callable[[], bool]
+) -> tuple[PeriodicSweep, ...]:
     days = (settings.retention_days, settings.archive_days)
     retention, archived = (number * 86_400 for number in days)
     idle = settings.bundle_hours * 3600
     return (
+        PeriodicSweep(
+            "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
+        ),
         PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
+        PeriodicSweep(
+            "idle_bundles",
+            partial(bundle_gc.sweep_on_low_disk, control, storage, idle, is_disk_low),
+            LOW_DISK_SWEEP_SECONDS,
+        ),
         PeriodicSweep(
             "jobs",
             partial(retention_of_jobs.sweep_finished_jobs, control, storage, retention, archived),

@@ -3,13 +3,19 @@
     control/, telemetry/   password of that Redis server, and its users; lies beside the server's data
     settings/              the URLs with those passwords, for the API and the workers
     admin/                 the admin token, for the API alone
+    keys/                  the key that encrypts users' secrets, for the API and the workers
+    storage/               files of jobs, for the API and the workers
 
-What exists is kept: a service that is started again knows the passwords and the token it had.
+What exists is kept: a service that is started again knows the passwords and the token it had. The servers have an
+account of their own; everything else is root's: of the workers, and of the API, which has no capability. In volumes of
+earlier versions all of it had the servers' account.
 """
 
+import base64
 import json
 import os
 import secrets
+import subprocess
 from pathlib import Path
 
 ROOT = Path("/prepare")
@@ -18,6 +24,7 @@ RIGHTS = "~* &* +@all -@admin -@dangerous +info"
 #: Nobody can log in as `default`, but Redis 7.0 replays its append-only file as that user: without these rights it
 #: skips every transaction in there, and starts empty.
 DEFAULT_USER = "user default off ~* &* +@all"
+SERVER_ACCOUNT, ROOT_ACCOUNT = 10_001, 0
 SERVERS = {"control": "SHARDYARD_REDIS_URL", "telemetry": "SHARDYARD_TELEMETRY_URL"}
 SERVICE_URL = "http://127.0.0.1:8000"
 ADMIN_DIR = "/run/shardyard/admin"  # as the API sees it
@@ -26,26 +33,40 @@ ADMIN_DIR = "/run/shardyard/admin"  # as the API sees it
 def main() -> None:
     os.umask(0o077)
     for server, variable in SERVERS.items():
-        password = kept(ROOT / server / "password", secrets.token_hex(32))
-        write(ROOT / server / "users.acl", f"{DEFAULT_USER}\nuser shardyard on >{password} {RIGHTS}\n")
-        write(ROOT / "settings" / variable, f"redis://shardyard:{password}@{server}:6379/0\n")
-    kept(ROOT / "admin" / "token", f"sy_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}")
+        password = kept(ROOT / server / "password", secrets.token_hex(32), SERVER_ACCOUNT)
+        users = f"{DEFAULT_USER}\nuser shardyard on >{password} {RIGHTS}\n"
+        write(ROOT / server / "users.acl", users, SERVER_ACCOUNT)
+        write(ROOT / "settings" / variable, f"redis://shardyard:{password}@{server}:6379/0\n", ROOT_ACCOUNT)
+    kept(ROOT / "admin" / "token", f"sy_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}", ROOT_ACCOUNT)
+    kept(ROOT / "keys" / "secret-key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(), ROOT_ACCOUNT)
     # Where the command line looks for its service, so that it finds it when it is run in the API's container.
     service = {"url": SERVICE_URL, "token_file": f"{ADMIN_DIR}/token", "pid": 1}
-    write(ROOT / "admin" / "service.json", json.dumps(service) + "\n")
+    write(ROOT / "admin" / "service.json", json.dumps(service) + "\n", ROOT_ACCOUNT)
+    for volume in ("settings", "admin", "keys"):
+        os.chown(ROOT / volume, ROOT_ACCOUNT, ROOT_ACCOUNT)
+    take_storage(ROOT / "storage")
 
 
-def kept(path: Path, proposed: str) -> str:
-    """The secret in `path`, which is made with the proposed one when there is none."""
+def take_storage(storage: Path) -> None:
+    """Make the files of an earlier version root's. Links are not followed, and the directory itself comes last: it
+    tells that the rest is done."""
+    if storage.stat().st_uid != ROOT_ACCOUNT:
+        subprocess.run(["chown", "-hR", f"{ROOT_ACCOUNT}:{ROOT_ACCOUNT}", storage], check=True)
+
+
+def kept(path: Path, proposed: str, account: int) -> str:
+    """The secret in `path`, which is made with the proposed one when there is none, and belongs to `account`."""
     if not path.exists():
-        write(path, proposed + "\n")
+        write(path, proposed + "\n", account)
+    os.chown(path, account, account)
     return path.read_text().strip()
 
 
-def write(path: Path, text: str) -> None:
-    """Replace `path` in one step: nobody ever reads half of it."""
+def write(path: Path, text: str, account: int) -> None:
+    """Replace `path` in one step, for `account`: nobody ever reads half of it."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text)
+    os.chown(part, account, account)
     part.replace(path)
 
 

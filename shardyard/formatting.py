@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from shardyard.contract.plain_text import escape_unsafe
+
 _LABEL = re.compile(r"^(\w+):(\d+)$")
 
 
@@ -64,8 +66,18 @@ def device_names(labels: Iterable[str]) -> str:
 
 
 def single_line(words: str) -> str:
-    """Untrusted text on one line, without control characters that a terminal would obey."""
-    return words if words.isprintable() else "".join(one if one.isprintable() else " " for one in words)
+    """Untrusted text on one line, with control characters, which a terminal would obey, written out."""
+    return words if words.isprintable() else escape_unsafe(re.sub(r"\s", " ", words))
+
+
+def log_line(device: int, text: str) -> str:
+    """A line of a device's log as it is printed."""
+    return f"{device}| " + escape_unsafe(text, keep="\t")
+
+
+def devices_on_nodes(devices: int, nodes: int) -> str:
+    """What a job asks for, in short: `4`, or `4 x 2 nodes` for 4 devices of each of two nodes."""
+    return str(devices) if nodes == 1 else f"{devices} x {nodes} nodes"
 
 
 def count_noun(count: int, noun: str) -> str:

@@ -33,6 +33,8 @@ from workers.node.forkserver import ForkFailed
 from workers.node.registration import NodeTaken
 from workers.node.shutdown import ShutdownOptions
 from workers.sandbox import run_as
+from workers.sandbox.box.choice import choose_box
+from workers.sandbox.box.confinement import OOM_SCORE_SERVICE, set_oom_score
 from workers.sandbox.check import NotConfined
 
 log = structlog.get_logger(__name__)
@@ -105,14 +107,18 @@ def _prepare_agent(**_: Any) -> None:
     """
     global agent
     os.umask(identity.UMASK)
+    set_oom_score(OOM_SCORE_SERVICE)
     configure_logging(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
         known = environments.find_environments(settings.environments)
         devices = discover_devices(settings.devices)
-        accounts = run_as.choose_accounts(settings.run_as, devices)
-        run_as.warn_of_access(accounts, len(devices))
-        config = NodeConfig(settings, devices, known, accounts)
+        before = max(0, settings.virtual_node - 1)
+        accounts = run_as.choose_accounts(settings.run_as, devices, settings.nodes_here, before)
+        plan, rights = choose_box(settings, known, accounts, devices)
+        if plan is None:
+            run_as.warn_of_access(accounts, len(devices) * settings.nodes_here)
+        config = NodeConfig(settings, devices, known, accounts, rights, plan)
         agent = Agent(config, control, AppHintSender(app), _reconnect_consumer)
         agent.prepare()
     except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:

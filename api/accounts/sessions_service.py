@@ -4,7 +4,7 @@ from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas.requests import parse_sign_in
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import sessions
+from jobs.store import sessions, tokens
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.responses import Caller
 
@@ -21,9 +21,10 @@ class SessionService:
             InvalidRequest: there is no token in the body.
             Unauthenticated: the token is not valid.
         """
-        who = await self._authenticator.authenticate_token(parse_sign_in(body))
+        text = parse_sign_in(body)
+        who = await self._authenticator.authenticate_token(text)
         session = sessions.new_session_id()
-        await self._store.run(sessions.begin_session(session, who.token))
+        await self._store.run(sessions.begin_session(session, who.token, tokens.hash_token(text)))
         audit.log_audit_event(who, "signed_in")
         return session
 

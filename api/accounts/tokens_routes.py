@@ -23,7 +23,13 @@ async def list_tokens(who: Admin, tokens: ServiceDep) -> Response:
 @router.post(
     "/v1/tokens",
     status_code=201,
-    **describe("Create a token", NewToken, statuses=(201,), body=json_body("NewTokenRequest", examples.TOKENS)),
+    **describe(
+        "Create a token",
+        NewToken,
+        statuses=(201,),
+        refuses=("unboxed_nodes",),
+        body=json_body("NewTokenRequest", examples.TOKENS),
+    ),
 )
 async def create(who: Admin, tokens: ServiceDep, body: Body) -> Response:
     return responses.json_response(await tokens.create_token(who, body), 201, {"Cache-Control": "no-store"})

@@ -4,6 +4,7 @@ import time
 
 import msgspec
 
+from api.data.fleet_cache import FleetCache
 from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas import views
@@ -11,30 +12,46 @@ from api.schemas.requests import parse_new_token
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import tokens
 from jobs.store.client import AsyncRedisStore
-from shardyard.contract.errors import Forbidden, NotFound
+from shardyard.contract.errors import Forbidden, NotFound, UnboxedNodes
 from shardyard.contract.responses import NewToken, TokenList, TokenView
+from shardyard.contract.unboxed import refusal_text
 
 
 class TokenService:
-    def __init__(self, control: AsyncRedisStore, authenticator: Authenticator) -> None:
+    """`jobs_unboxed`: a second tenant is accepted although nodes put no box around jobs."""
+
+    def __init__(
+        self, control: AsyncRedisStore, authenticator: Authenticator, fleet: FleetCache, *, jobs_unboxed: bool
+    ) -> None:
         self._store = control
         self._authenticator = authenticator
+        self._fleet = fleet
+        self._jobs_unboxed = jobs_unboxed
 
     async def create_token(self, who: Principal, body: bytes) -> NewToken:
         """Raises:
         InvalidRequest: a field is wrong.
         Forbidden: the token is for another tenant, and the caller is not the operator.
+        UnboxedNodes: it is for a tenant beside the operator's, and a node puts no box around jobs.
         """
         wanted = parse_new_token(body)
         tenant = wanted.tenant or who.tenant
         if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
             raise Forbidden("only operators may create tokens for another tenant")
+        if tenant != DEFAULT_TENANT and not self._jobs_unboxed:
+            await self._refuse_unboxed(tenant)
         now = time.time_ns() // 1000
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
         text, record = tokens.issue_token(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
         await self._store.run(tokens.put_token(record))
         audit.log_audit_event(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
         return NewToken(**msgspec.structs.asdict(views.token_view(record)), token=text)
+
+    async def _refuse_unboxed(self, tenant: str) -> None:
+        fleet = await self._fleet.read_fleet(max_age=0)
+        unboxed = {node.id: node.info.why_no_box for node in fleet.nodes if node.alive and node.info.why_no_box}
+        if unboxed:
+            raise UnboxedNodes(refusal_text(unboxed, f"no token for a second tenant ({tenant})"))
 
     async def list_tokens(self, who: Principal) -> TokenList:
         found: list[TokenView] = [views.token_view(t) for t in await self._store.run(tokens.list_tokens(who.tenant))]

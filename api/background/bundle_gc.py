@@ -21,14 +21,14 @@ log = structlog.get_logger(__name__)
 CHUNK = 100
 #: A file without a record is left alone for as long as an upload may be between its last byte and its record.
 STRAY_SECONDS = 3600.0
+#: While a disk is low, bundles that no job needs are kept for this long at most.
+LOW_DISK_SECONDS = 60.0
 
 _FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{32})\.zip")
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
-def sweep_bundles(
-    control: RedisStore, storage: Path, idle_seconds: float, now: Callable[[], float] = time.time
-) -> None:
+def sweep_bundles(control: RedisStore, storage: Path, idle_seconds: float) -> None:
     """Remove bundles that were idle for so long, and strays.
 
     Raises:
@@ -39,12 +39,21 @@ def sweep_bundles(
         for bundle in removed:
             paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
             log.info("bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
-    old = [file for file in paths.bundles_dir(storage).glob("*/*") if _file_age(file, now()) > STRAY_SECONDS]
+    old = [file for file in paths.bundles_dir(storage).glob("*/*") if _file_age(file, time.time()) > STRAY_SECONDS]
     for draft in (file for file in old if _DRAFT.fullmatch(file.name)):
         draft.unlink(missing_ok=True)
     stored = [bundle for bundle in map(_parse_bundle_file, old) if bundle is not None]
     for start in range(0, len(stored), CHUNK):
         _remove_strays(control, storage, stored[start : start + CHUNK])
+
+
+def sweep_on_low_disk(control: RedisStore, storage: Path, idle_seconds: float, is_low: Callable[[], bool]) -> None:
+    """The same on a disk that is low, where nothing waits that long: deleting jobs must make room.
+
+    Raises: as `sweep_bundles`.
+    """
+    if is_low():
+        sweep_bundles(control, storage, min(idle_seconds, LOW_DISK_SECONDS))
 
 
 def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBundle]) -> None:
@@ -56,10 +65,10 @@ def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBu
 
 
 def _file_age(file: Path, now: float) -> float:
-    """Seconds since it was written; 0 for one that was removed meanwhile."""
+    """Seconds since it was written; 0 for one that was removed meanwhile, or cannot be looked at."""
     try:
-        return now - file.stat().st_mtime
-    except FileNotFoundError:
+        return now - file.lstat().st_mtime
+    except OSError:
         return 0.0
 
 

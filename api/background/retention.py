@@ -52,9 +52,10 @@ def sweep_finished_jobs(
     with _archive_lock(storage) as alone:
         if not alone:
             return False
-        more = bool(retention_seconds) and _archive_due(control, storage, retention_seconds, deadline)
-        if archive_seconds:
-            more |= _delete_expired(control, storage, now() - archive_seconds, deadline)
+        # What frees space comes first: a full disk refuses the rest.
+        more = bool(archive_seconds) and _delete_expired(control, storage, now() - archive_seconds, deadline)
+        if retention_seconds:
+            more |= _archive_due(control, storage, retention_seconds, deadline)
         return more
 
 

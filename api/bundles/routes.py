@@ -23,7 +23,7 @@ _ZIP = {"required": True, "content": content_of("application/zip", BYTES)}
         "Upload a bundle of code",
         BundleView,
         statuses=(201, 200),
-        refuses=("bad_bundle", "bundle_quota", "too_many_uploads"),
+        refuses=("bad_bundle", "bundle_quota", "too_many_uploads", "storage_low"),
         body=_ZIP,
     ),
 )

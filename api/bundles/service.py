@@ -19,6 +19,7 @@ from typing import BinaryIO, TypeVar
 import anyio
 import anyio.to_thread
 
+from api.data.disk_guard import DiskGuard
 from api.http import audit
 from api.http.auth import Principal
 from jobs import store
@@ -56,11 +57,12 @@ class UploadedBundle:
 
 
 class BundleService:
-    def __init__(self, control: AsyncRedisStore, root: Path, quota: int) -> None:
+    def __init__(self, control: AsyncRedisStore, root: Path, quota: int, disks: DiskGuard) -> None:
         """`root` is the storage directory; `quota` is how many bytes all bundles of one tenant may have."""
         self._store = control
         self._root = root
         self._quota = quota
+        self._disks = disks
         self._uploads: Counter[str] = Counter()
         #: Threads of their own, so that a large upload does not delay submits and reads of logs.
         self._writers = anyio.CapacityLimiter(MAX_UPLOADS)
@@ -73,10 +75,12 @@ class BundleService:
             TooManyUploads: there are too many at the moment.
             BadBundle: it breaks a rule.
             BundleQuota: the tenant has no room for it.
+            StorageLow: the disk has none.
         """
+        self._disks.require_room()
         nonce = uuid.uuid4().hex
         draft = paths.bundle_draft(self._root, who.tenant, nonce)
-        with self._upload_slot(who.tenant):
+        with self._upload_slot(who.tenant), self._disks.refusing_writes():
             try:
                 bundle = await self._write_draft(body, draft)
                 record = await self._store.run(store.read_bundle(who.tenant, bundle))

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
@@ -32,6 +33,8 @@ REPORT = paths.report_file(Path()).name
 #: Of checkpoints of both kinds: the service's, and those that a script has saved, with their manifests.
 _CHECKPOINT_PATHS = (f"{CHECKPOINTS}/", f"artifacts/{CHECKPOINTS}/", f"artifacts/.{CHECKPOINTS}/")
 MAX_LISTED = 10_000
+#: Entries of an attempt that are looked at: one may have many that are not listed, for example links.
+MAX_SCANNED = 100_000
 MAX_DEPTH = 32
 MAX_PATH = 4096
 
@@ -74,7 +77,7 @@ class ArtifactListing:
 def list_artifacts(attempt: Path) -> ArtifactListing:
     """All regular files that are offered, by path. Names that are not UTF-8 are left out. Raises OSError.
 
-    `truncated`: there are more than `MAX_LISTED`, or deeper ones than `MAX_DEPTH`.
+    `truncated`: there are more than `MAX_LISTED`, deeper ones than `MAX_DEPTH`, or more entries than anybody looks at.
     """
     found = _attempt_files(attempt)
     saved = [view for name, one in _checkpoints_by_name(attempt).items() for view in _checkpoint_files(one, name)]
@@ -96,7 +99,7 @@ def _checkpoint_files(one: StoredCheckpoint, name: str) -> Iterator[ArtifactView
     except (FileNotFoundError, NotADirectoryError):  # it has just been replaced by a newer one
         return
     try:
-        for view in _walk_subdirectory(directory, ".", PurePosixPath(name), 0):
+        for view in _walk_subdirectory(directory, ".", PurePosixPath(name), 0, iter(range(MAX_SCANNED))):
             if view is not None:
                 yield view
     finally:
@@ -115,23 +118,31 @@ def _attempt_files(attempt: Path) -> ArtifactListing:
         os.close(way)
     try:
         found: list[ArtifactView] = []
-        for view in _walk_directory(top, PurePosixPath(), MAX_DEPTH):
-            if view is None or len(found) == MAX_LISTED:
-                return ArtifactListing(sorted(found, key=lambda one: one.path), truncated=True)
-            found.append(view)
-        return ArtifactListing(sorted(found, key=lambda one: one.path), truncated=False)
+        truncated = False
+        for view in _walk_directory(top, PurePosixPath(), MAX_DEPTH, iter(range(MAX_SCANNED))):
+            truncated |= view is None or len(found) == MAX_LISTED
+            if len(found) == MAX_LISTED:
+                break
+            if view is not None:
+                found.append(view)
+        return ArtifactListing(sorted(found, key=lambda one: one.path), truncated)
     finally:
         os.close(top)
 
 
-def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
-    """Files below a directory; None in place of what lies too deep."""
+def _walk_directory(
+    directory: int, prefix: PurePosixPath, depth: int, turns: Iterator[int]
+) -> Iterator[ArtifactView | None]:
+    """Files below a directory; None in place of what lies too deep, or comes when there are no more turns."""
     with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if _is_text(entry.name))
+        names = sorted(entry.name for entry in islice(entries, MAX_SCANNED) if _is_text(entry.name))
     if prefix.parts[:1] == (PROFILES,):
         names = [name for name in names if not name.startswith(".") and name != profiles.RECORD_NAME]
     for name in names if prefix.parts else [name for name in names if name in OFFERED]:
-        with suppress(FileNotFoundError):  # it may be removed meanwhile
+        if next(turns, None) is None:
+            yield None
+            return
+        with suppress(OSError):  # it may be removed meanwhile, or lie in a directory that may only be listed
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 path = str(prefix / name)
@@ -139,7 +150,7 @@ def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterat
             elif stat.S_ISDIR(status.st_mode) and depth == 0:
                 yield None
             elif stat.S_ISDIR(status.st_mode):
-                yield from _walk_subdirectory(directory, name, prefix / name, depth - 1)
+                yield from _walk_subdirectory(directory, name, prefix / name, depth - 1, turns)
 
 
 def _kind_of(path: str) -> Literal["file", "checkpoint", "profile", "report"]:
@@ -150,13 +161,15 @@ def _kind_of(path: str) -> Literal["file", "checkpoint", "profile", "report"]:
     return "checkpoint" if path.startswith(_CHECKPOINT_PATHS) else "file"
 
 
-def _walk_subdirectory(parent: int, name: str, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
+def _walk_subdirectory(
+    parent: int, name: str, prefix: PurePosixPath, depth: int, turns: Iterator[int]
+) -> Iterator[ArtifactView | None]:
     try:
         directory = os.open(name, _DIRECTORY, dir_fd=parent)
     except OSError:  # replaced by something else since, or closed to us
         return
     try:
-        yield from _walk_directory(directory, prefix, depth)
+        yield from _walk_directory(directory, prefix, depth, turns)
     finally:
         os.close(directory)
 

@@ -65,8 +65,7 @@ class MergedLines:
 def read_report(attempt: Path) -> bytes | None:
     """The report that was kept, as JSON. Raises OSError."""
     try:
-        with open(require_plain_file(paths.report_file(attempt)), "rb") as file:
-            return file.read(MAX_REPORT_BYTES)
+        return fs.read_plain_file(require_plain_file(paths.report_file(attempt)), MAX_REPORT_BYTES)
     except FileNotFoundError:
         return None
 
@@ -171,12 +170,13 @@ def _point_view(point: metric_file.SeriesPoint) -> PointView:
 
 
 def require_plain_file(path: Path) -> Path:
-    """`path`, unless a link leads away from it: a job can put links where its files lie, to read what is not its own.
+    """`path`, unless a link leads away from it: a job can put links where its files lie, to read what is not its own,
+    or pipes, to hold up whoever reads them.
 
     Raises:
-        NotFound: there is a link.
+        NotFound: there is something else than a file.
     """
-    if os.path.realpath(path) != str(path):
+    if os.path.realpath(path) != str(path) or (os.path.exists(path) and not os.path.isfile(path)):
         raise NotFound(f"{path.name} of this attempt is not a regular file")
     return path
 

@@ -2,60 +2,38 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 
-from api.schemas.views import DeviceLabels
+from api.schemas.fleet_facts import FleetFacts
 from jobs import store
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 
 CACHE_SECONDS = 2.0
 
-#: Of devices, by node and index.
-DeviceNames = dict[str, dict[int, str]]
-
 
 class FleetCache:
     """Reads the fleet once for all requests of the same moment."""
 
-    def __init__(self, control: AsyncRedisStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, control: AsyncRedisStore) -> None:
         self._store = control
-        self._clock = clock
         self._lock = asyncio.Lock()
         self._fleet: FleetRecords | None = None
         self._read_at = 0.0
-        self._names: DeviceNames = {}
-        self._labels = labels_from_names(self._names)
+        self.last_facts = FleetFacts()  # those of the last time that the fleet was read
 
     async def read_fleet(self, max_age: float = CACHE_SECONDS) -> FleetRecords:
         """Raises:
         Unavailable: Redis does not answer.
         """
         async with self._lock:
-            if self._fleet is None or self._clock() - self._read_at > max_age:
+            if self._fleet is None or time.monotonic() - self._read_at > max_age:
                 self._fleet = await self._store.run(store.read_fleet())
-                self._read_at = self._clock()
-                self._update_names(device_names(self._fleet))
+                self._read_at = time.monotonic()
+                facts = FleetFacts.from_records(self._fleet)
+                self.last_facts = self.last_facts if facts == self.last_facts else facts
             return self._fleet
 
-    def _update_names(self, names: DeviceNames) -> None:
-        if names != self._names:
-            self._names, self._labels = names, labels_from_names(names)
-
-    async def read_labels(self) -> DeviceLabels:
-        """Names of devices for people, the same function as long as they are the same. A device of a node that is
-        unknown now keeps its index."""
+    async def read_facts(self) -> FleetFacts:
+        """What answers about jobs say of the fleet: the same object as long as it is the same."""
         await self.read_fleet()
-        return self._labels
-
-
-def device_names(fleet: FleetRecords) -> DeviceNames:
-    return {node.id: {device.index: device.label for device in node.info.devices} for node in fleet.nodes}
-
-
-def labels_from_names(known: DeviceNames) -> DeviceLabels:
-    def labels(node: str, indexes: Sequence[int]) -> list[str]:
-        names = known.get(node, {})
-        return [names.get(index, f"device:{index}") for index in indexes]
-
-    return labels
+        return self.last_facts

@@ -6,6 +6,7 @@ from pathlib import Path
 from api.data.attempt_files import SeriesQuery, require_plain_file
 from jobs.files import paths
 from jobs.protocol.hardware import AttemptSamples, SampleBucket, SampleSeries, merge_pairs
+from jobs.support.fs import read_plain_file
 from shardyard.contract.responses import BucketView, PointView, SeriesView, at
 
 #: The size of the samples follows the number of devices, so a larger file is not one of ours.
@@ -15,8 +16,7 @@ MAX_SAMPLES_BYTES = 64 * 1024 * 1024
 def read_samples(attempt: Path) -> bytes | None:
     """The samples that were kept. Raises OSError."""
     try:
-        with open(require_plain_file(paths.hardware_file(attempt)), "rb") as file:
-            return file.read(MAX_SAMPLES_BYTES)
+        return read_plain_file(require_plain_file(paths.hardware_file(attempt)), MAX_SAMPLES_BYTES)
     except FileNotFoundError:
         return None
 

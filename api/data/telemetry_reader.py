@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,15 +41,14 @@ class TelemetryUpdate:
 
 
 class TelemetryReader:
-    def __init__(self, client: Redis, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Redis) -> None:
         self.client = client
         self._shared = SharedConnection(client)  # for progress, which each poll of a job that runs asks for
-        self._clock = clock
         self._silent_until = 0.0
 
     async def read_progress(self, tenant: str, job: str, attempt: int) -> Progress | None:
         """How far an attempt is, or `None`: it has not said so, or the telemetry Redis is away."""
-        if self._clock() < self._silent_until:
+        if time.monotonic() < self._silent_until:
             return None
         key = names.progress_key(tenant, job, attempt)
         try:
@@ -61,7 +60,7 @@ class TelemetryReader:
     async def read_many_progress(self, attempts: Sequence[tuple[str, str, int]]) -> list[Progress | None]:
         """As `progress`, of several attempts, each given as (tenant, job, number), in one exchange."""
         unknown: list[Progress | None] = [None] * len(attempts)
-        if not attempts or self._clock() < self._silent_until:
+        if not attempts or time.monotonic() < self._silent_until:
             return unknown
         keys = [names.progress_key(*attempt) for attempt in attempts]
         try:
@@ -85,7 +84,7 @@ class TelemetryReader:
     async def read_readings(self, nodes: Sequence[str]) -> dict[str, list[NodeReading]]:
         """The newest readings of the devices of these nodes; none of a node that has sent none of late, and none at
         all while the telemetry Redis is away."""
-        if not nodes or self._clock() < self._silent_until:
+        if not nodes or time.monotonic() < self._silent_until:
             return {}
         try:
             bodies = await self._await_reply(REPLY_SECONDS, self.client.mget(*map(names.readings_key, nodes)))
@@ -98,7 +97,7 @@ class TelemetryReader:
         return found
 
     async def _read_blob(self, key: str) -> bytes | None:
-        if self._clock() < self._silent_until:
+        if time.monotonic() < self._silent_until:
             raise _unavailable()
         body = await self._await_reply(REPLY_SECONDS, self.client.get(key))
         return body.encode() if isinstance(body, str) else body  # the client does not decode; its types cannot say so
@@ -112,7 +111,7 @@ class TelemetryReader:
         Raises:
             Unavailable: the telemetry Redis does not answer.
         """
-        if self._clock() < self._silent_until:
+        if time.monotonic() < self._silent_until:
             raise _unavailable()
         pipe = self.client.pipeline(transaction=False)
         pipe.get(names.progress_key(tenant, job, attempt))
@@ -155,9 +154,9 @@ class TelemetryReader:
             async with asyncio.timeout(seconds):
                 found = await reply
         except (RedisError, TimeoutError, OSError) as error:
-            if self._clock() >= self._silent_until:
+            if time.monotonic() >= self._silent_until:
                 log.warning("telemetry_redis_unavailable", error=str(error) or type(error).__name__)
-            self._silent_until = self._clock() + PAUSE_SECONDS
+            self._silent_until = time.monotonic() + PAUSE_SECONDS
             raise _unavailable() from error
         self._silent_until = 0.0
         return found
@@ -177,7 +176,7 @@ def _stream_entries(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[
 
 def _attempt_keys(tenant: str, job: str, attempt: AttemptRecord) -> list[str]:
     number = attempt.number
-    logs = [names.log_stream(tenant, job, number, device) for device in range(len(attempt.leased))]
+    logs = [names.log_stream(tenant, job, number, device) for device in range(attempt.device_count)]
     single = (names.metric_stream, names.report_key, names.progress_key, names.hardware_key)
     return logs + [name(tenant, job, number) for name in single]
 

@@ -44,8 +44,11 @@ class BroadcastCache:
         self._size = 0
         self._building: dict[BroadcastKey, asyncio.Event] = {}
 
-    async def next_chunk(self, key: BroadcastKey, build: BuildChunk) -> BroadcastChunk | None:
-        """The next chunk: a cached one, or the one that another reader builds now, else the caller's own."""
+    async def next_chunk(self, key: BroadcastKey | None, build: BuildChunk) -> BroadcastChunk | None:
+        """The next chunk: a cached one, or the one that another reader builds now, else the caller's own. A reader that
+        was sent nothing yet has no `key`, and always builds its own."""
+        if key is None:
+            return await build()
         chunk = self._cached.get(key)
         if chunk is None and key in self._building:
             await self._building[key].wait()

@@ -18,6 +18,7 @@ import structlog
 from api.data import attempt_files
 from api.data.change_notifier import ChangeNotifier
 from api.data.file_threads import AttemptStorage
+from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
 from api.data.telemetry_reader import TelemetryReader, TelemetryUpdate
 from api.events.attempt_windows import AttemptWindows
@@ -25,6 +26,7 @@ from api.events.broadcast_cache import BroadcastCache
 from api.events.event_id import nonzero_checksum
 from api.events.report_events import ReportEvents, read_report_events
 from api.schemas import views
+from api.schemas.fleet_facts import FleetFacts
 from jobs.model.records import JobRecord
 from jobs.model.state import TERMINAL, JobState
 from jobs.store import JobView
@@ -73,6 +75,7 @@ class FeedSources:
     telemetry: TelemetryReader
     storage: AttemptStorage
     changes: ChangeNotifier
+    fleet: FleetCache
 
 
 class JobFeed:
@@ -129,6 +132,7 @@ class JobFeed:
         while not self.is_deleted:
             try:
                 view = await self._sources.records.read_view(self.tenant, self.job)
+                fleet = await self._sources.fleet.read_facts()
             except NotFound:
                 self.is_deleted = True
                 self._notify_readers()
@@ -136,15 +140,15 @@ class JobFeed:
             except (Unavailable, OSError):
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            await self._update_state(view)
+            await self._update_state(view, fleet)
             seconds = QUEUE_SECONDS if view.record.state is JobState.QUEUED else STATE_SECONDS
             try:
                 await self._sources.changes.wait_for_change(self.tenant, self.job, view.record.version, seconds)
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _update_state(self, view: JobView) -> None:
-        record, state = view.record, _state_event(view)
+    async def _update_state(self, view: JobView, fleet: FleetFacts) -> None:
+        record, state = view.record, _state_event(view, fleet)
         if self.snapshot is not None and self.snapshot.state == state:
             return
         live = record.state in _LIVE
@@ -248,8 +252,8 @@ class JobFeed:
         return report
 
 
-def _state_event(view: JobView) -> str:
-    record, reason = view.record, views.reason_view(view.record, view.queue)
+def _state_event(view: JobView, fleet: FleetFacts) -> str:
+    record, reason = view.record, views.reason_view(view.record, view.queue, fleet)
     return stream_events.data(
         stream_events.StateChanged(
             job_id=record.id,

@@ -79,8 +79,7 @@ class JobReader:
         if self._feed.is_closed:
             self.over = True
             return b""
-        key = self._key
-        chunk = await (self._build_chunk() if key is None else self._feed.broadcast.next_chunk(key, self._build_chunk))
+        chunk = await self._feed.broadcast.next_chunk(self._key, self._build_chunk)
         if chunk is None:
             return b""
         if chunk.key is not self._key:

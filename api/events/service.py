@@ -124,15 +124,15 @@ class EventService:
         with self._stream_slot(who):
             view = await self._records.read_view(who.tenant, job)
             record, wanted = view.record, replace(wanted, streams=wanted.streams or default_streams(view.spec))
-            beyond = [device for device in wanted.devices if device >= record.devices]
+            beyond = [device for device in wanted.devices if device >= record.all_devices]
             if beyond:
-                raise NotFound(f"job {job} has {record.devices} devices, numbered from 0; there is no {beyond[0]}")
+                raise NotFound(f"job {job} has {record.all_devices} devices, numbered from 0; there is no {beyond[0]}")
             position = event_id.decode_position(last_id) if last_id else None
             if position is not None and position.ended and record.state in TERMINAL:
                 raise StreamEnded
             with (
                 self._feeds.join(who.tenant, job) as feed,
-                _registered_devices(feed, wanted.select_devices(record.devices)) as devices,
+                _registered_devices(feed, wanted.select_devices(record.all_devices)) as devices,
             ):
                 reader = JobReader(feed, devices, wanted, position, known=not last_id or position is not None)
                 yield _send_events(reader, check)

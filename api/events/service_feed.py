@@ -16,7 +16,7 @@ from api.events.broadcast_cache import BroadcastCache, BroadcastChunk, Broadcast
 from api.events.event_id import StreamEvent, nonzero_checksum
 from api.events.job_feed import TICK_SECONDS
 from api.schemas import views
-from api.schemas.views import DeviceLabels
+from api.schemas.fleet_facts import FleetFacts
 from jobs import store
 from jobs.model.records import JobRecord
 from jobs.store import FleetRecords
@@ -210,12 +210,12 @@ class ServiceFeed:
         if not ids:
             return []
         found = await self._store.run(store.read_records(list(ids)))
-        labels = await self._fleet.read_labels()
+        fleet = await self._fleet.read_facts()
         changes: list[JobChange] = []
         for (key, changed), record in zip(ids.items(), found, strict=True):
             version = -1 if record is None else record.version
             if sent.pop(key, None) != version:
-                changes.append(_job_change(key, changed, record, labels))
+                changes.append(_job_change(key, changed, record, fleet))
             sent[key] = version
         return sorted(changes, key=lambda change: change.id)
 
@@ -233,11 +233,11 @@ class ServiceFeed:
             await asyncio.sleep(FLEET_SECONDS)
 
 
-def _job_change(key: tuple[str, str], changed: ChangeId, record: JobRecord | None, labels: DeviceLabels) -> JobChange:
+def _job_change(key: tuple[str, str], changed: ChangeId, record: JobRecord | None, fleet: FleetFacts) -> JobChange:
     tenant, job = key
     if record is None:
         return JobChange(changed, tenant, EventName.GONE, stream_events.data(stream_events.JobGone(job_id=job)))
-    return JobChange(changed, tenant, EventName.JOB, stream_events.data(views.job_summary(record, labels)))
+    return JobChange(changed, tenant, EventName.JOB, stream_events.data(views.job_summary(record, fleet)))
 
 
 def _fleet_digest(fleet: FleetRecords) -> bytes:
@@ -278,10 +278,7 @@ class ServiceReader:
             self.over = True
             return b""
         try:
-            key = self._key
-            chunk = await (
-                self._build_chunk() if key is None else self._feed.broadcast.next_chunk(key, self._build_chunk)
-            )
+            chunk = await self._feed.broadcast.next_chunk(self._key, self._build_chunk)
         except Unavailable:
             await asyncio.sleep(RETRY_SECONDS)
             return b""

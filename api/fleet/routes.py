@@ -11,13 +11,15 @@ from api.http.operation_docs import JSON, content_of, describe, json_body
 from api.jobs import plan_service
 from api.schemas import examples
 from jobs import store
-from shardyard.contract.responses import DeviceHistory, NodeList, NodeView, PoolList
+from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
+from shardyard.contract.fleet import DeviceHistory, NodeList, NodeView, PoolList, PoolView
 
 ServiceDep = Annotated[FleetService, Depends(service_of(FleetService))]
 router = APIRouter(tags=["fleet"])
 
 Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` shows it")]
 
+PoolName = Annotated[str, Path(max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN)]
 DeviceId = Annotated[
     str, Path(alias="id", max_length=200, description="`name_in_fleet` of `GET /v1/nodes`, or the node and the label")
 ]
@@ -27,6 +29,16 @@ HistoryLimit = Annotated[int, Query(ge=1, le=store.MAX_HISTORY_LINES)]
 @router.get("/v1/pools", **describe("List pools", PoolList))
 async def pools(fleet: ServiceDep) -> Response:
     return responses.json_response(await fleet.list_pools())
+
+
+@router.put(
+    "/v1/pools/{pool}",
+    **describe("Set the policy of a pool", PoolView, body=json_body("PoolPolicyRequest", examples.POLICIES)),
+)
+async def set_policy(who: Admin, fleet: ServiceDep, pool: PoolName, body: Body) -> Response:
+    """Which box a node must have to take work, and which network jobs get. It counts for what starts from now on. A
+    node that lacks the box stays visible, and takes no work. The pool need not have a node yet."""
+    return responses.json_response(await fleet.set_policy(who, pool, body))
 
 
 @router.get("/v1/nodes", **describe("List nodes", NodeList))

@@ -4,14 +4,14 @@ from api.data.fleet_cache import FleetCache
 from api.http import audit, cursors
 from api.http.auth import Principal
 from api.schemas import views
-from api.schemas.requests import parse_drain, parse_quarantine
+from api.schemas.requests import parse_drain, parse_policy, parse_quarantine
 from jobs import store
 from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Forbidden, NotFound
-from shardyard.contract.responses import DeviceHistory, NodeList, NodeView, PoolList
+from shardyard.contract.fleet import DeviceHistory, NodeList, NodeView, PoolList, PoolView
 
 
 class FleetService:
@@ -21,6 +21,19 @@ class FleetService:
 
     async def list_pools(self) -> PoolList:
         return PoolList(views.pool_views(await self._fleet.read_fleet(max_age=0)))
+
+    async def set_policy(self, who: Principal, pool: str, body: bytes) -> PoolView:
+        """Set the policy of a pool, which may have no node yet. It counts for what is dispatched from then on.
+
+        Raises:
+            MalformedJson, InvalidRequest: the body is not a policy.
+            Forbidden: the caller is not the operator.
+        """
+        _require_operator(who)
+        policy = parse_policy(body)
+        await self._store.run(store.set_policy(pool, policy))
+        audit.log_audit_event(who, "pool_policy_set", pool=pool, box=policy.box, network=policy.network)
+        return views.pool_view(pool, await self._fleet.read_fleet(max_age=0))
 
     async def list_nodes(self, who: Principal) -> NodeList:
         fleet = await self._fleet.read_fleet(max_age=0)
@@ -119,10 +132,10 @@ def find_device(fleet: FleetRecords, name: str) -> tuple[NodeRecord, DeviceRecor
 
 
 def _require_operator(who: Principal) -> None:
-    """Nodes belong to everybody, so one tenant's administrator must not stop them for the others.
+    """Nodes and pools belong to everybody, so one tenant's administrator must not change them for the others.
 
     Raises:
         Forbidden: `who` is of another tenant than the operator's.
     """
     if who.tenant != DEFAULT_TENANT:
-        raise Forbidden("only operators may change nodes")
+        raise Forbidden("only operators may change nodes and pools")

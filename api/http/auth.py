@@ -4,7 +4,6 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +65,10 @@ class Principal:
     tenant: str
     scopes: frozenset[str]
 
+    @property
+    def may_submit(self) -> bool:
+        return tokens.covers_scope(self.scopes, Scope.SUBMIT)
+
     def require_scope(self, scope: Scope) -> None:
         """Raises:
         Forbidden: the token does not allow it.
@@ -78,12 +81,9 @@ class Authenticator:
     """Turns a bearer token into a `Principal`. Verified tokens, and the headers that they came in, are remembered for a
     few seconds, so one that is revoked or expires stays good for that long."""
 
-    def __init__(
-        self, store: AsyncRedisStore, operator: TokenRecord, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: AsyncRedisStore, operator: TokenRecord) -> None:
         self._store = store
         self._operator = operator
-        self._clock = clock
         self._tokens: OrderedDict[str, tuple[TokenRecord, float]] = OrderedDict()
         self._principals: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
 
@@ -94,14 +94,14 @@ class Authenticator:
         """
         header = header or ""
         principal, until = self._principals.get(header, (None, 0.0))
-        if principal is not None and self._clock() < until:
+        if principal is not None and time.monotonic() < until:
             return principal
         scheme, _, text = header.partition(" ")
         text = text.strip()
         if scheme.lower() != "bearer" or not text or len(text) > tokens.MAX_TEXT_LENGTH:
             raise Unauthenticated("send a token as `Authorization: Bearer <token>`")
         principal = await self.authenticate_token(text)
-        _, until = self._tokens.get(principal.token, (None, self._clock() + CACHE_SECONDS))
+        _, until = self._tokens.get(principal.token, (None, time.monotonic() + CACHE_SECONDS))
         _cache_entry(self._principals, header, (principal, until))
         return principal
 
@@ -114,7 +114,8 @@ class Authenticator:
         return Principal(record.id, record.tenant, record.scopes)
 
     async def authenticate_session(self, session: str) -> Principal:
-        """The caller of a browser's session. The token is checked again: a session ends with it.
+        """The caller of a browser's session. The token is checked again: a session ends with it, and where it has
+        another secret by now.
 
         Raises:
             Unauthenticated: the session has ended, or its token has.
@@ -122,9 +123,11 @@ class Authenticator:
         """
         if len(session) > sessions.MAX_ID_LENGTH:
             raise Unauthenticated(SESSION_OVER)
-        token = await self._store.run(sessions.read_session(session))
-        record = await self._read_token(token) if token is not None else None
-        if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
+        owner = await self._store.run(sessions.read_session(session))
+        record = await self._read_token(owner.token) if owner is not None else None
+        if owner is None or record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
+            raise Unauthenticated(SESSION_OVER)
+        if not sessions.is_owner(owner, session, record):
             raise Unauthenticated(SESSION_OVER)
         return Principal(record.id, record.tenant, record.scopes)
 
@@ -138,11 +141,11 @@ class Authenticator:
         if token == self._operator.id:
             return self._operator
         record, until = self._tokens.get(token, (None, 0.0))
-        if record is not None and self._clock() < until:
+        if record is not None and time.monotonic() < until:
             return record
         record = await self._store.run(tokens.read_token(token))
         if record is not None:
-            _cache_entry(self._tokens, token, (record, self._clock() + CACHE_SECONDS))
+            _cache_entry(self._tokens, token, (record, time.monotonic() + CACHE_SECONDS))
         return record
 
 

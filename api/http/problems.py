@@ -17,6 +17,8 @@ log = structlog.get_logger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
+#: Of a full disk, which somebody has to make room on.
+FULL_DISK_SECONDS = 30
 
 
 class BadHost(ShardyardError):
@@ -49,6 +51,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "unknown_pool": (422, "Unknown pool"),
     "too_large_for_pool": (422, "Too large for the pool"),
     "unknown_bundle": (422, "Unknown bundle"),
+    "unknown_secret": (422, "Unknown secret"),
     "bad_bundle": (422, "The bundle cannot be used"),
     "malformed_cursor": (400, "Malformed cursor"),
     "malformed_json": (400, "Malformed JSON"),
@@ -72,10 +75,14 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "job_not_running": (409, "The job does not run"),
     "profile_running": (409, "The job is being profiled"),
     "node_in_use": (409, "The node is in use"),
+    "unboxed_nodes": (409, "Nodes put no box around jobs"),
     "bundle_quota": (409, "No room for the bundle"),
+    "secret_quota": (409, "Too many secrets"),
     "unreadable_spec": (409, "The job was stored by another version"),
     "storage_mismatch": (503, "The storage directory does not match"),
+    "secret_key_unusable": (503, "The keys of secrets cannot be used"),
     "format_mismatch": (503, "The control Redis belongs to another version"),
+    "storage_low": (507, "Too little room on the service's disk"),
     "unavailable": (503, "Temporarily unavailable"),
     "internal_error": (500, "Internal error"),
 }
@@ -97,6 +104,7 @@ _STATUS_HEADERS: dict[int, Mapping[str, str]] = {
     413: {"Connection": "close"},
     429: {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
     503: {"Retry-After": str(RETRY_AFTER_SECONDS)},
+    507: {"Retry-After": str(FULL_DISK_SECONDS)},
 }
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from jobs.protocol.hardware import NodeReading
+from jobs.support.disk_space import DiskSpace
+from shardyard.contract.fleet import PoolView
 from shardyard.contract.hardware import SERIES_TITLES
-from shardyard.contract.responses import PoolView
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _DEVICE = ("node", "device")
@@ -23,6 +24,7 @@ class GaugeValues:
     waiting: int  # requests that are held until a status changes
     streams: int = 0  # streams of events that are open
     readings: Mapping[str, Sequence[NodeReading]] = field(default_factory=dict)  # of devices that work, by node
+    disks: Sequence[DiskSpace] = ()  # that the API process needs
 
 
 class ProcessMetrics:
@@ -44,6 +46,31 @@ class ProcessMetrics:
         self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=self._registry)
         self._devices = Gauge("shardyard_devices", "Devices by state", ("pool", "state"), registry=self._registry)
         self._nodes = Gauge("shardyard_nodes", "Nodes by state", ("pool", "state"), registry=self._registry)
+        self._boxes = Gauge(
+            "shardyard_node_boxes",
+            "Live nodes by the box that they put around jobs",
+            ("pool", "level"),
+            registry=self._registry,
+        )
+        self._unboxed = Gauge(
+            "shardyard_unboxed_nodes",
+            "Live nodes that lack the box which their pool demands",
+            ("pool",),
+            registry=self._registry,
+        )
+        self._low_disks = Gauge(
+            "shardyard_low_disk_nodes",
+            "Live nodes that take no work because a disk has too little room",
+            ("pool",),
+            registry=self._registry,
+        )
+        self._disk_free, self._disk_reserve = (
+            Gauge(f"shardyard_disk_{name}_bytes", title, ("disk",), registry=self._registry)
+            for name, title in (
+                ("free", "Free space of a disk that the API needs"),
+                ("reserve", "What the service keeps of a disk for itself"),
+            )
+        )
         self._waiting = Gauge(
             "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
         )
@@ -82,13 +109,23 @@ class ProcessMetrics:
         self._streams.set(counts.streams)
         self._devices.clear()
         self._nodes.clear()
+        self._boxes.clear()
+        self._unboxed.clear()
+        self._low_disks.clear()
         self._queued.clear()
         for pool in counts.pools:
             for state in ("free", "leased", "quarantined"):
                 self._devices.labels(pool.name, state).set(getattr(pool, state))
             self._nodes.labels(pool.name, "live").set(pool.live_nodes)
             self._nodes.labels(pool.name, "down").set(pool.nodes - pool.live_nodes)
+            self._unboxed.labels(pool.name).set(pool.unboxed)
+            self._low_disks.labels(pool.name).set(pool.low_disk)
+            for level, number in pool.boxes.items():
+                self._boxes.labels(pool.name, level).set(number)
             self._queued.labels(pool.name).set(pool.queued)
+        for disk in counts.disks:
+            self._disk_free.labels(disk.name).set(disk.free_bytes)
+            self._disk_reserve.labels(disk.name).set(disk.reserve_bytes)
         self._show_readings(counts.readings)
         return generate_latest(self._registry)
 

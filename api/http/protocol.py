@@ -13,6 +13,8 @@ HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 * 1024
 #: A client of a stream that acknowledges nothing for so long, or takes nothing, is gone.
 VANISHED_SECONDS = 10
+#: How long the end of the process waits for clients that do not read to confirm the end of a TLS connection.
+FAREWELL_SECONDS = 1.0
 #: When a connection on which nothing is sent is asked whether the other side is there, and how often.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
 #: What is copied to go out with its head; more goes out by itself.
@@ -87,9 +89,14 @@ class DeadlineProtocol(HttpToolsProtocol):
     def drop_silent_client(self, seconds: float) -> None:
         """Drop the connection when what was sent is not acknowledged, or not read, for so long; 0: when TCP does."""
         self._has_user_timeout = seconds > 0
-        connection = self.transport.get_extra_info("socket")
-        with suppress(OSError):  # it is closed already
+        connection = self.transport.get_extra_info("socket")  # None: over TLS, of one that is closed
+        with suppress(OSError, AttributeError):  # it is closed already
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.scheme == "https" and self.transport.is_closing():
+            self.loop.call_later(FAREWELL_SECONDS, self._abort_unread)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -127,6 +134,11 @@ class DeadlineProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _abort_unread(self) -> None:
+        """End a connection whose client has all that it asked for, but does not say over TLS that it is closing too."""
+        if not self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def _close_overdue(self) -> None:
         self._deadline = None

@@ -27,7 +27,8 @@ def plan_job_text(body: bytes, against: JobSpec | None = None) -> str:
 
     wanted = parse_spec(body)
     predictable = isinstance(wanted.program, RecipeProgram)
-    about = PlannedJob(wanted.name, wanted.parallelism.strategy, wanted.resources.devices, predictable)
+    asked = wanted.resources
+    about = PlannedJob(wanted.name, wanted.parallelism.strategy, asked.devices, predictable, asked.nodes)
     return render_plan(_predict_plan(wanted, against), about)
 
 

@@ -22,13 +22,16 @@ ServiceDep = Annotated[JobService, Depends(_job_service)]
 router = APIRouter(tags=["jobs"])
 
 _SPEC = json_body("JobSpec", examples.SPECS)
-_NEVER_RUN = ("unknown_bundle", "unknown_pool", "too_large_for_pool", "idempotency_conflict")
+_REFUSED = (
+    *("unknown_bundle", "unknown_secret", "unknown_pool", "too_large_for_pool"),
+    *("idempotency_conflict", "storage_low"),
+)
 
 
 @router.post(
     "/v1/jobs",
     status_code=201,
-    **describe("Submit a job", JobStatus, statuses=(201, 200), refuses=_NEVER_RUN, body=_SPEC),
+    **describe("Submit a job", JobStatus, statuses=(201, 200), refuses=_REFUSED, body=_SPEC),
 )
 async def submit(request: Request, key: IdempotencyKey) -> Response:
     # It calls the other dependencies itself: the framework takes as long for them as for the spec.
@@ -114,7 +117,7 @@ async def show(
         "Submit a job's spec again",
         JobStatus,
         statuses=(201, 200),
-        refuses=("invalid_spec", "unreadable_spec", *_NEVER_RUN),
+        refuses=("invalid_spec", "unreadable_spec", *_REFUSED),
     ),
 )
 async def resubmit(who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey) -> Response:

@@ -11,16 +11,19 @@ from typing import Literal
 import structlog
 import uuid_utils
 
+from api.accounts.secrets_service import SecretService
 from api.bundles.service import BundleService
 from api.data import attempt_files
 from api.data.change_notifier import ChangeNotifier
+from api.data.disk_guard import DiskGuard
 from api.data.file_threads import AttemptStorage
-from api.data.fleet_cache import FleetCache, labels_from_names
+from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
 from api.data.telemetry_reader import TelemetryReader
 from api.http import audit, cursors
 from api.http.auth import Principal
 from api.http.responses import TaggedJson
+from api.jobs.listed_rows import EncodedJobList, ListedRows
 from api.jobs.status_poll import StatusCache
 from api.schemas import views
 from api.schemas.requests import parse_cancel, parse_spec, refuse_body
@@ -40,7 +43,7 @@ from shardyard.contract.errors import (
     Unavailable,
     UnreadableSpec,
 )
-from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Progress
+from shardyard.contract.responses import AttemptList, CancelledJobs, JobStatus, Progress
 
 log = structlog.get_logger(__name__)
 
@@ -54,8 +57,6 @@ CANCEL_ROUNDS = 3
 MAX_QUEUE_POSITIONS = 25
 #: A search goes through so many pages of the store, of so many jobs, before it answers with what it has.
 SEARCH_PAGES, SEARCH_JOBS = 10, 200
-#: Of the devices of a new job, which has none.
-_NO_NAMES = labels_from_names({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class JobService:
         changes: ChangeNotifier,
         storage: AttemptStorage,
         bundles: BundleService,
+        secrets: SecretService,
+        disks: DiskGuard,
         max_artifact_bytes: int,
     ) -> None:
         """`max_artifact_bytes` is the most that a job may ask for in `limits.artifact_bytes`."""
@@ -84,15 +87,21 @@ class JobService:
         self._changes = changes
         self._storage = storage
         self._bundles = bundles
+        self._secrets = secrets
+        self._disks = disks
         self._max_artifact_bytes = max_artifact_bytes
         self._statuses = StatusCache()
+        self._statuses_for_readers = StatusCache(shows_env=False)
+        self._rows = ListedRows()
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> SubmittedJob:
         """Store a job.
 
         Raises:
-            MalformedJson, InvalidSpec, NotSupported, UnknownBundle, UnknownPool, TooLargeForPool: it could never run.
+            MalformedJson, InvalidSpec, NotSupported, UnknownBundle, UnknownSecret, UnknownPool, TooLargeForPool: it
+                could never run.
             IdempotencyConflict: the key was used with another body.
+            StorageLow: a disk of the service has too little room.
         """
         return await self._store_job(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
 
@@ -115,8 +124,10 @@ class JobService:
     async def _store_job(
         self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
     ) -> SubmittedJob:
+        self._disks.require_room()
         self._check_artifact_limit(wanted)
         await self._bundles.check_entrypoint(who, wanted)
+        await self._secrets.check_secrets(who, wanted)
         call = store.submit(
             who.tenant,
             str(uuid_utils.uuid7()),
@@ -135,7 +146,7 @@ class JobService:
         if submitted.view is None:
             status = await self.read_status(who, submitted.job)
         else:
-            status = views.job_status(submitted.view, None, _NO_NAMES)
+            status = views.job_status(submitted.view, None, self._fleet.last_facts)
         failpoints.reach("submit.before_reply")
         return SubmittedJob(status, submitted.created)
 
@@ -149,15 +160,17 @@ class JobService:
     async def read_status(self, who: Principal, job: str) -> JobStatus:
         """The status as it is. Raises NotFound, UnreadableSpec."""
         view = await self._records.read_view(who.tenant, job)
-        return views.job_status(view, await self._read_progress(view.record), await self._fleet.read_labels())
+        progress, fleet = await self._read_progress(view.record), await self._fleet.read_facts()
+        return views.job_status(view, progress, fleet, shows_env=who.may_submit)
 
     async def read_tagged_status(self, who: Principal, job: str) -> TaggedJson:
         """The status as it is, as JSON. Raises as `status` does."""
-        last = self._statuses.last_status(who.tenant, job)
+        statuses = self._statuses if who.may_submit else self._statuses_for_readers
+        last = statuses.last_status(who.tenant, job)
         view = await self._records.read_view(who.tenant, job, None if last is None else last.view)
         is_final = last is not None and last.view is view and last.is_final
         progress = last.progress if last and is_final else await self._read_progress(view.record)
-        return self._statuses.encode_status(view, progress, await self._fleet.read_labels())
+        return statuses.encode_status(view, progress, await self._fleet.read_facts())
 
     async def wait_for_status(self, who: Principal, job: str, wait: float, known: Collection[int] | None) -> TaggedJson:
         """As `shown`, after the next change, at the latest after `wait` seconds.
@@ -178,7 +191,7 @@ class JobService:
 
     async def list_jobs(
         self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False, search: str = ""
-    ) -> JobList:
+    ) -> EncodedJobList:
         """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the previous page,
         or empty. `search` is for jobs that have it in their id, their name or a label.
 
@@ -189,13 +202,14 @@ class JobService:
         max_queues = 0 if search else MAX_QUEUE_POSITIONS
         read = partial(self._records.read_page, who.tenant, chosen, archived=archived, max_queues=max_queues)
         page = await (_search_jobs(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
-        labels = await self._fleet.read_labels()
+        fleet = await self._fleet.read_facts()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
         live = [job for job in page.jobs if job.state not in TERMINAL]
         queues = await self._read_queues(who, live) if search else page.queues
         progress = await self._read_progress_by_job(who, live)
-        rows = [views.listed_job(job, queues.get(job.id), progress.get(job.id), labels) for job in page.jobs]
-        return JobList(rows, following)
+        encode = self._rows.encode_row
+        rows = [encode(job, queues.get(job.id), progress.get(job.id), fleet) for job in page.jobs]
+        return EncodedJobList(rows, following)
 
     async def _read_queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""
@@ -308,8 +322,8 @@ class JobService:
 
     async def attempts(self, who: Principal, job: str) -> AttemptList:
         records = await self._records.read_attempts(who.tenant, job)
-        labels = await self._fleet.read_labels()
-        return AttemptList([views.attempt_view(record, labels) for record in records])
+        fleet = await self._fleet.read_facts()
+        return AttemptList([views.attempt_view(record, fleet) for record in records])
 
 
 async def _search_jobs(read: Callable[..., Awaitable[JobRowPage]], words: str, after: str, limit: int) -> JobRowPage:

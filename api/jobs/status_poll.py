@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.http import deps, problems
 from api.http.responses import TaggedJson
 from api.schemas import views
-from api.schemas.views import DeviceLabels
+from api.schemas.fleet_facts import FleetFacts
 from jobs.model.state import TERMINAL
 from jobs.store import JobView
 from shardyard.contract.responses import Progress
@@ -30,11 +30,11 @@ MAX_CACHED, MAX_CACHED_BYTES = 512, 8192
 
 @dataclass(frozen=True, slots=True)
 class CachedStatus:
-    """A status and what it was made from. `labels` are the same object as long as the names of devices are the same."""
+    """A status and what it was made from. `fleet` is the same object as long as it is the same."""
 
     view: JobView
     progress: Progress | None
-    labels: DeviceLabels
+    fleet: FleetFacts
     answer: TaggedJson
 
     @property
@@ -44,26 +44,28 @@ class CachedStatus:
 
 
 class StatusCache:
-    """The last answers by tenant and job. Not safe for several threads."""
+    """The last answers by tenant and job, with the values of environment variables or without. Not safe for several
+    threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_env: bool = True) -> None:
+        self._shows_env = shows_env
         self._cached: OrderedDict[tuple[str, str], CachedStatus] = OrderedDict()
 
     def last_status(self, tenant: str, job: str) -> CachedStatus | None:
         return self._cached.get((tenant, job))
 
-    def encode_status(self, view: JobView, progress: Progress | None, labels: DeviceLabels) -> TaggedJson:
+    def encode_status(self, view: JobView, progress: Progress | None, fleet: FleetFacts) -> TaggedJson:
         """The cached answer where it was made from the same parts, else a new one."""
         key = view.record.tenant, view.record.id
         last = self._cached.get(key)
-        if last is not None and last.view is view and last.labels is labels and last.progress == progress:
+        if last is not None and last.view is view and last.fleet is fleet and last.progress == progress:
             return last.answer
-        body = msgspec.json.encode(views.job_status(view, progress, labels))
+        body = msgspec.json.encode(views.job_status(view, progress, fleet, shows_env=self._shows_env))
         tag = f'W/"{view.record.version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
         answer = TaggedJson(body, tag)
         self._cached.pop(key, None)
         if len(body) <= MAX_CACHED_BYTES:
-            self._cached[key] = CachedStatus(view, progress, labels, answer)
+            self._cached[key] = CachedStatus(view, progress, fleet, answer)
             if len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
         return answer

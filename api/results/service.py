@@ -19,6 +19,7 @@ from api.data.telemetry_reader import TelemetryReader
 from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
+from api.schemas.views import HIDDEN
 from jobs.model.records import AttemptRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import AttemptState
@@ -66,14 +67,14 @@ class ResultService:
     async def splits_text(
         self, who: Principal, job: str, attempt: int | None, device: int | None, *, notes: bool = False
     ) -> str:
-        """The same for people. Raises as `splits` does."""
+        """The same for people. Raises as `read_splits` does."""
         from shardyard.render import report_text
 
         found = await self.read_splits(who, job, attempt, device)
         return await self._storage.run_in_thread(partial(report_text.render_report, found, notes=notes))
 
     async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
-        """The heat map as SVG. Raises as `splits` does."""
+        """The heat map as SVG. Raises as `read_splits` does."""
         from shardyard.render.svg.heat_map import draw_heat_map
 
         found = await self.read_splits(who, job, attempt, device)
@@ -82,7 +83,7 @@ class ResultService:
         return await self._storage.run_in_thread(drawn)
 
     async def splits_page(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
-        """Everything in one HTML file. Raises as `splits` does."""
+        """Everything in one HTML file. Raises as `read_splits` does."""
         from shardyard.render.svg.report_page import report_page
 
         found = await self.read_splits(who, job, attempt, device)
@@ -333,7 +334,7 @@ def _shown_spec(spec: JobSpec) -> str:
     shown = spec.model_dump(mode="json", exclude_defaults=True)
     program = shown.get("program", {})
     if program.get("env"):
-        program["env"] = dict.fromkeys(program["env"], "(not shown)")
+        program["env"] = dict.fromkeys(program["env"], HIDDEN)
     return msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
 
 
@@ -361,12 +362,13 @@ def _select_device(found: Report, device: int) -> Report:
         found,
         devices=tuple(entry for entry in found.devices if entry.device == device),
         per_device=tuple(entry for entry in found.per_device if entry.device == device),
+        per_node=tuple(entry for entry in found.per_node if device in entry.devices),
         hardware=tuple(entry for entry in found.hardware if entry.device == device),
     )
 
 
 def _chosen_devices(attempt: AttemptRecord, device: int | None) -> list[int]:
-    count = len(attempt.leased)
+    count = attempt.device_count
     if device is None:
         return list(range(count))
     if device >= count:

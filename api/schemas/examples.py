@@ -53,7 +53,14 @@ DRAINS: dict[str, dict[str, Any]] = {
 
 PROFILES: dict[str, dict[str, Any]] = {"the_next_ten_steps": {"steps": 10}}
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "only_nodes_with_a_full_box": {"box": "full"},
+    "jobs_that_download": {"box": "any", "network": "host"},
+}
+
 QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}
+
+SECRETS: dict[str, dict[str, Any]] = {"a_token_of_hugging_face": {"value": "hf_..."}}
 
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
 
@@ -69,9 +76,11 @@ PARAMETERS: dict[str, str] = {
     "path": "report.json",
     "bundle": "sha256:" + "0123456789abcdef" * 4,
     "node": "host-a",
+    "pool": "default",
     "device": "0",
     "id": "host-a:cpu:0",
     "token": "0123456789abcdef",
+    "secret": "hf",
     "label": "team=vision",
     "Range": "bytes=0-1023",
 }

@@ -1,20 +1,25 @@
 """Request bodies: their models, and the functions that check them."""
 
+import re
 from functools import lru_cache
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from jobs.model import spec, validation
-from jobs.model.spec import JobSpec
+from jobs.model import spec_rules, validation
+from jobs.model.pool_policy import PoolPolicy
+from jobs.model.spec import REFERENCE_NAME, SHOWN_PATTERN, JobSpec
 from jobs.model.state import TERMINAL, JobState
+from jobs.model.validation import require_plain
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
-from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
+from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
 MAX_DRAIN_SECONDS = 30 * 86_400
+#: Of a value in UTF-8.
+MAX_SECRET_BYTES = 65_536
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
 MAX_SPEC_VALUES = 5_000
 #: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
@@ -28,7 +33,7 @@ class NewTokenRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=SHOWN_PATTERN), AfterValidator(require_plain)]
     scopes: frozenset[Scope] = Field(min_length=1)
     tenant: Tenant | None = None
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
@@ -54,6 +59,14 @@ class CancelRequest(BaseModel):
     all: bool = Field(False, strict=True, description="cancel all jobs that have not ended; only without other fields")
 
 
+class SecretRequest(BaseModel):
+    """The value of a secret: text without NUL of at most 65,536 bytes in UTF-8. It is never shown again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    value: str = Field(min_length=1, max_length=MAX_SECRET_BYTES, pattern=r"^[^\x00]+$", repr=False)
+
+
 class DrainRequest(BaseModel):
     """How long running attempts may stay on the node; without a deadline, until they end."""
 
@@ -76,14 +89,30 @@ class ProfileRequestBody(BaseModel):
     steps: int = Field(DEFAULT_PROFILE_STEPS, ge=1, le=MAX_PROFILE_STEPS, strict=True)
 
 
+class PoolPolicyRequest(BaseModel):
+    """The policy of a pool, all of it: what is left out has its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    box: Literal["any", "user", "full"] = Field(
+        "any",
+        description="what a node must have to take work: user, a box made without root or a full one; full, one that "
+        "root makes",
+    )
+    network: Literal["none", "host"] = Field(
+        "none", description="what jobs get in a box with a network of its own: none, a loopback; host, the node's"
+    )
+
+
 class QuarantineRequest(BaseModel):
     """Why the device is in quarantine; `reason` is shown with the node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    reason: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=SHOWN_PATTERN), AfterValidator(require_plain)]
 
 
+SECRET = f'send {{"value": "..."}} with text of 1 to {MAX_SECRET_BYTES} bytes, and without NUL'
 SIGN_IN = f'send {{"token": "..."}} with a bearer token of at most {MAX_TEXT_LENGTH} characters'
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -99,7 +128,7 @@ def _parse_spec(body: bytes) -> JobSpec:
 
     if body.count(b",") > MAX_SPEC_VALUES:
         raise InvalidSpec(f"a job spec may have {MAX_SPEC_VALUES} values at most")
-    wanted = spec.parse(body)
+    wanted = spec_rules.parse_spec(body)
     wrong = catalogue.check(wanted)
     if wrong:
         raise InvalidSpec("the job spec names things that do not exist", fields=tuple(wrong))
@@ -121,6 +150,21 @@ def parse_sign_in(body: bytes) -> str:
         return _parse_body(SignInRequest, body, "the sign-in is not valid").token.strip()
     except InvalidRequest as error:
         raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
+
+
+def parse_secret(name: str, body: bytes) -> str:
+    """The value of a secret. Raises MalformedJson, InvalidRequest; the error does not repeat the value."""
+    if re.fullmatch(REFERENCE_NAME, name) is None:
+        message = "1 to 63 letters, digits, dots, underscores and hyphens, the first and the last a letter or digit"
+        raise InvalidRequest("a secret cannot have this name", fields=(FieldError("name", message),))
+    wrong = InvalidRequest("the secret is not valid", fields=(FieldError("value", SECRET),))
+    try:
+        value = _parse_body(SecretRequest, body, wrong.message).value
+    except InvalidRequest as error:
+        raise error if isinstance(error, MalformedJson) else wrong from None
+    if len(value.encode()) > MAX_SECRET_BYTES:
+        raise wrong
+    return value
 
 
 def parse_cancel(body: bytes) -> JobFilter:
@@ -148,6 +192,12 @@ def parse_drain(body: bytes) -> DrainRequest:
 def parse_profile(body: bytes) -> int:
     """The steps of a request for a profile. Raises MalformedJson, InvalidRequest."""
     return _parse_body(ProfileRequestBody, body.strip() or b"{}", "the profile request is not valid").steps
+
+
+def parse_policy(body: bytes) -> PoolPolicy:
+    """Raises MalformedJson, InvalidRequest."""
+    wanted = _parse_body(PoolPolicyRequest, body, "the policy of the pool is not valid")
+    return PoolPolicy(wanted.box, wanted.network)
 
 
 def parse_quarantine(body: bytes) -> QuarantineRequest:

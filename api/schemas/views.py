@@ -1,37 +1,59 @@
 """Pure functions that turn the store's records into answers, with the messages of queued jobs."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from api.schemas.fleet_facts import FleetFacts
 from jobs.model.device_history import HistoryLine
-from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, JobRow, NodeRecord, QueueView, TokenRecord
+from jobs.model.parts import ranks_of_part
+from jobs.model.pool_policy import BOX_LEVELS, DEFAULT_POLICY
+from jobs.model.records import (
+    BOX_RIGHTS,
+    AttemptRecord,
+    BoxRights,
+    DeviceRecord,
+    JobRecord,
+    JobRow,
+    NodeRecord,
+    Placement,
+    QueueView,
+    TokenRecord,
+)
+from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import AttemptId, FleetRecords, HistoryPage, JobView
+from jobs.store.tenant_secrets import SecretRecord
+from shardyard.contract.fleet import (
+    BoxRightView,
+    BoxView,
+    DeviceHistory,
+    DeviceHistoryLine,
+    DeviceView,
+    LowDiskView,
+    NodeView,
+    PoolView,
+)
 from shardyard.contract.report import Resumed
 from shardyard.contract.responses import (
     AttemptView,
     CheckpointView,
-    DeviceHistory,
-    DeviceHistoryLine,
-    DeviceView,
     JobStatus,
     JobSummary,
     ListedJob,
-    NodeView,
     PlacementView,
-    PoolView,
     Progress,
     ReasonView,
+    SecretView,
     TokenView,
     at,
     json_object,
     utc,
 )
 from shardyard.formatting import count_noun
-
-#: Names of a node's devices by their indexes.
-DeviceLabels = Callable[[str, Sequence[int]], list[str]]
 
 REASON_MESSAGES: dict[StateReason, str] = {
     StateReason.STARTING: "devices are leased; the node is starting it",
@@ -40,17 +62,19 @@ REASON_MESSAGES: dict[StateReason, str] = {
 }
 
 
+#: In place of the value of an environment variable.
+HIDDEN = "[hidden]"
 #: Resources of every job that its status links to.
 _LINKED = ("attempts", "splits", "logs", "metrics", "artifacts", "resubmit")
 
 
-def job_summary(job: JobRecord, labels: DeviceLabels) -> JobSummary:
-    return JobSummary(**_common_fields(job, reason_view(job, None), labels))
+def job_summary(job: JobRecord, fleet: FleetFacts) -> JobSummary:
+    return JobSummary(**_common_fields(job, reason_view(job, None, fleet), fleet))
 
 
-def listed_job(job: JobRow, queue: QueueView | None, progress: Progress | None, labels: DeviceLabels) -> ListedJob:
+def listed_job(job: JobRow, queue: QueueView | None, progress: Progress | None, fleet: FleetFacts) -> ListedJob:
     return ListedJob(
-        **_common_fields(job, reason_view(job, queue), labels),
+        **_common_fields(job, reason_view(job, queue, fleet), fleet),
         progress=progress,
         queue_position=queue_position(job, queue),
     )
@@ -60,10 +84,11 @@ def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
     return None if queue is None or job.reason is StateReason.BACKING_OFF else queue.ahead + 1
 
 
-def job_status(view: JobView, progress: Progress | None, labels: DeviceLabels) -> JobStatus:
+def job_status(view: JobView, progress: Progress | None, fleet: FleetFacts, *, shows_env: bool = True) -> JobStatus:
+    """`shows_env`: with the values of environment variables, which only those may see who may submit jobs."""
     job, spec = view.record, view.spec
     return JobStatus(
-        **_common_fields(job, reason_view(job, view.queue), labels),
+        **_common_fields(job, reason_view(job, view.queue, fleet), fleet),
         version=job.version,
         queue_position=queue_position(job, view.queue),
         retries=job.retries,
@@ -76,11 +101,20 @@ def job_status(view: JobView, progress: Progress | None, labels: DeviceLabels) -
         global_batch_size=spec.global_batch_size,
         start=spec.start,
         rehearsal=spec.rehearsal,
+        network=job.network,
         progress=progress,
         result=job.result,
         error=job.error,
-        spec=json_object(spec.as_json),
+        spec=json_object(spec.as_json if shows_env else _hide_env(spec)),
     )
+
+
+def _hide_env(spec: JobSpec) -> bytes:
+    if not isinstance(spec.program, ScriptProgram) or not spec.program.env:
+        return spec.as_json
+    shown = msgspec.json.decode(spec.as_json)
+    shown["program"]["env"] = dict.fromkeys(spec.program.env, HIDDEN)
+    return msgspec.json.encode(shown)
 
 
 def checkpoint_view(found: dict[str, Any] | None) -> CheckpointView | None:
@@ -89,7 +123,7 @@ def checkpoint_view(found: dict[str, Any] | None) -> CheckpointView | None:
     return CheckpointView(found["step"], found["epoch"], found["attempt"], at(found["at"]))
 
 
-def _common_fields(job: JobRow, why: ReasonView, labels: DeviceLabels) -> dict[str, Any]:
+def _common_fields(job: JobRow, why: ReasonView, fleet: FleetFacts) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": job.name,
@@ -97,6 +131,7 @@ def _common_fields(job: JobRow, why: ReasonView, labels: DeviceLabels) -> dict[s
         "reason": why,
         "pool": job.pool,
         "devices": job.devices,
+        "nodes": job.nodes,
         "strategy": job.strategy,
         "priority": job.priority,
         "labels": job.labels,
@@ -106,42 +141,73 @@ def _common_fields(job: JobRow, why: ReasonView, labels: DeviceLabels) -> dict[s
         "started_at": utc(job.started),
         "first_step_at": utc(job.first_step),
         "finished_at": utc(job.finished),
-        "placement": placement_views(job.node, job.leased, labels),
+        "placement": placement_views(job.placement, fleet, job.strategy),
         "archived": job.archived,
         "links": job_links(job.id, job.state),
     }
 
 
-def reason_view(job: JobRow, queue: QueueView | None) -> ReasonView:
+def reason_view(job: JobRow, queue: QueueView | None, fleet: FleetFacts) -> ReasonView:
     """Why the job is in its state. `queue` describes the queue that it waits in, if that is known."""
     if queue is None or job.reason is StateReason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
         return ReasonView(str(job.reason), job.message or REASON_MESSAGES.get(job.reason, ""))
-    code = StateReason.NO_LIVE_NODE if queue.live_nodes == 0 else StateReason.WAITING_FOR_DEVICES
-    words = _waiting_message(job, queue)
+    code, words = _waiting_reason(job, queue, fleet)
     if job.reason is StateReason.WAITING_FOR_DEVICES:
         return ReasonView(str(code), words)
     return ReasonView(str(job.reason), f"{job.message}; {words}" if job.message else words)
 
 
-def _waiting_message(job: JobRow, queue: QueueView) -> str:
+def _waiting_reason(job: JobRow, queue: QueueView, fleet: FleetFacts) -> tuple[StateReason, str]:
+    if missing_box := fleet.missing_box(job.pool, job.devices):
+        words = f"needs {_wanted(job)} in pool {job.pool}, {missing_box}; `shardyard nodes --box` shows why"
+        return StateReason.UNBOXED, words
+    if queue.live_nodes == 0 and queue.low_nodes:
+        words = (
+            f"needs {_wanted(job)} in pool {job.pool}, whose nodes take no work while their disks have less free space "
+            "than the service keeps for itself; `shardyard nodes` shows which, and deleting jobs frees space"
+        )
+        return StateReason.STORAGE_LOW, words
     if queue.live_nodes == 0:
-        return (
-            f"needs {job.devices} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
+        words = (
+            f"needs {_wanted(job)} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
             "draining; `shardyard nodes` shows which"
         )
-    if queue.total < job.devices:
+        return StateReason.NO_LIVE_NODE, words
+    if missing_reach := fleet.missing_reach(job.pool, job.devices, job.nodes):
+        words = (
+            f"needs {_wanted(job)} in pool {job.pool}, {missing_reach}; give each node an IP address that the others "
+            "reach, with SHARDYARD_NODE_ADDRESS"
+        )
+        return StateReason.NODE_HAS_NO_ADDRESS, words
+    return StateReason.WAITING_FOR_DEVICES, _waiting_message(job, queue)
+
+
+def _wanted(job: JobRow) -> str:
+    return str(job.devices) if job.nodes == 1 else f"{job.devices} on each of {job.nodes} nodes"
+
+
+def _waiting_message(job: JobRow, queue: QueueView) -> str:
+    if queue.total < job.devices * job.nodes:
         return (
-            f"needs {job.devices} in pool {job.pool}, whose nodes have {queue.total} now; "
+            f"needs {_wanted(job)} in pool {job.pool}, whose nodes have {queue.total} now; "
             "start one with more devices, or cancel the job"
         )
-    words = f"needs {job.devices} in pool {job.pool}: {queue.free} of {queue.total} free"
+    words = f"needs {_wanted(job)} in pool {job.pool}: {queue.free} of {queue.total} free"
     if queue.largest_gap < job.devices <= queue.free:
         words += f" (at most {queue.largest_gap} of them on one node)"
     return f"{words}, {count_noun(queue.ahead, 'job')} ahead"
 
 
-def placement_views(node: str | None, leased: Sequence[int], labels: DeviceLabels) -> list[PlacementView]:
-    return [PlacementView(node, labels(node, leased))] if node and leased else []
+def placement_views(places: Sequence[Placement], fleet: FleetFacts, strategy: str = "") -> list[PlacementView]:
+    """Nodes with their devices, and where the strategy is given, with their ranks."""
+    return [
+        PlacementView(
+            place.node,
+            fleet.labels(place.node, place.devices),
+            list(ranks_of_part(part, len(place.devices), strategy)) if strategy else [],
+        )
+        for part, place in enumerate(places)
+    ]
 
 
 def job_links(job: str, state: JobState) -> dict[str, str]:
@@ -150,11 +216,11 @@ def job_links(job: str, state: JobState) -> dict[str, str]:
     return found if state in TERMINAL else found | {"cancel": f"{base}/cancel"}
 
 
-def attempt_view(record: AttemptRecord, labels: DeviceLabels) -> AttemptView:
+def attempt_view(record: AttemptRecord, fleet: FleetFacts) -> AttemptView:
     return AttemptView(
         attempt=record.number,
         state=str(record.state),
-        placement=placement_views(record.node, record.leased, labels),
+        placement=placement_views(record.placement, fleet),
         created_at=at(record.created),
         claimed_at=utc(record.claimed),
         started_at=utc(record.started),
@@ -163,6 +229,7 @@ def attempt_view(record: AttemptRecord, labels: DeviceLabels) -> AttemptView:
         reason=None if record.reason is None else ReasonView(str(record.reason), record.message),
         error=record.error,
         resumed_from=None if record.resumed is None else Resumed(record.resumed["step"], record.resumed["attempt"]),
+        network=record.network,
     )
 
 
@@ -170,14 +237,15 @@ def attempt_view(record: AttemptRecord, labels: DeviceLabels) -> AttemptView:
 
 
 def pool_views(fleet: FleetRecords) -> list[PoolView]:
-    names = sorted(set(fleet.queued) | {node.pool for node in fleet.nodes})
-    return [
-        _pool_view(name, [node for node in fleet.nodes if node.pool == name], fleet.queued.get(name, 0))
-        for name in names
-    ]
+    names = sorted(set(fleet.queued) | set(fleet.policies) | {node.pool for node in fleet.nodes})
+    return [pool_view(name, fleet) for name in names]
 
 
-def _pool_view(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
+def pool_view(name: str, fleet: FleetRecords) -> PoolView:
+    """A pool; it may have a policy, and no node yet."""
+    nodes = [node for node in fleet.nodes if node.pool == name]
+    policy = fleet.policies.get(name, DEFAULT_POLICY)
+    boxes = Counter(node.info.box_level for node in nodes if node.alive)
     return PoolView(
         name=name,
         devices=sum(len(node.info.devices) for node in nodes),
@@ -187,7 +255,12 @@ def _pool_view(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
         largest_node=max((len(node.info.devices) for node in nodes), default=0),
         nodes=len(nodes),
         live_nodes=sum(node.alive for node in nodes),
-        queued=queued,
+        queued=fleet.queued.get(name, 0),
+        box=policy.box,
+        network=policy.network,
+        boxes={level: boxes[level] for level in BOX_LEVELS},
+        unboxed=sum(node.alive and node.unboxed for node in nodes),
+        low_disk=sum(node.alive and node.low is not None for node in nodes),
     )
 
 
@@ -208,7 +281,24 @@ def node_view(record: NodeRecord, tenant: str, queued: int) -> NodeView:
         devices=[_device_view(record, device, tenant) for device in record.info.devices],
         environments=list(record.info.environments),
         queued=queued,
+        box=_box_view(record.info.box),
+        unboxed=record.unboxed,
+        low_disk=None if record.low is None else LowDiskView(**msgspec.structs.asdict(record.low)),
+        virtual=record.info.virtual,
+        topology=record.topology,
     )
+
+
+def _box_view(box: BoxRights | None) -> BoxView:
+    if box is None:
+        return BoxView()
+    return BoxView(level=box.level, rights=[_right_view(box, right) for right in BOX_RIGHTS])
+
+
+def _right_view(box: BoxRights, right: str) -> BoxRightView:
+    if box.has_right(right):
+        return BoxRightView(name=right, has=True)
+    return BoxRightView(name=right, why=box.lacks.get(right, "the node puts no box around jobs"))
 
 
 def _device_view(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView:
@@ -310,3 +400,7 @@ def token_view(record: TokenRecord) -> TokenView:
         created_at=at(record.created),
         expires_at=utc(record.expires),
     )
+
+
+def secret_view(record: SecretRecord) -> SecretView:
+    return SecretView(name=record.name, created_at=at(record.created), updated_at=at(record.updated))

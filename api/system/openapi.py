@@ -7,30 +7,30 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from api.http.auth import is_public
 from api.http.operation_docs import JSON, content_of, refusals
 from api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
-from api.schemas import examples
-from api.schemas.requests import (
-    CancelRequest,
-    DrainRequest,
-    NewTokenRequest,
-    ProfileRequestBody,
-    QuarantineRequest,
-    SignInRequest,
-)
+from api.schemas import examples, requests
 from jobs.model.spec import JobSpec
-from shardyard.contract import responses
+from shardyard.contract import fleet, responses
 from shardyard.contract.report import Report
 from shardyard.contract.report_diff import ReportDiff
 
-_BODIES = (JobSpec, CancelRequest, DrainRequest, NewTokenRequest, ProfileRequestBody, QuarantineRequest, SignInRequest)
-_ANSWERS = tuple(
-    kind
-    for kind in vars(responses).values()
+_BODIES: list[type[BaseModel]] = [
+    JobSpec,
+    *(
+        kind
+        for kind in vars(requests).values()
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__module__ == requests.__name__
+    ),
+]
+_ANSWERS = {
+    name: kind
+    for name, kind in (vars(responses) | vars(fleet)).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not responses.Answer
-)
+}
 _REFS = "#/components/schemas/{name}"
 
 
@@ -103,12 +103,12 @@ def _schemas() -> dict[str, Any]:
     for model in _BODIES:
         schema = model.model_json_schema(ref_template=_REFS.replace("name", "model"))
         schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
-    _, answers = msgspec.json.schema_components([*_ANSWERS, Report, ReportDiff, Problem], ref_template=_REFS)
+    _, answers = msgspec.json.schema_components([*_ANSWERS.values(), Report, ReportDiff, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"
     for name, answer in answers.items():
         if "description" in answer:
             answer["description"] = " ".join(answer["description"].split())
-        answered = getattr(responses, name, None)
+        answered = _ANSWERS.get(name)
         # The defaults of answers are for readers, and this service sends every field, but for those of reports.
         if answered is not None and not answered.__struct_config__.omit_defaults:
             answer["required"] = list(answer["properties"])

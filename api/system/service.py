@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from api.data.change_notifier import ChangeNotifier
+from api.data.disk_guard import DiskGuard
 from api.data.fleet_cache import FleetCache
 from api.data.telemetry_reader import TelemetryReader
 from api.events.service import StreamSlots
@@ -26,6 +27,7 @@ class SystemService:
         fleet: FleetCache,
         changes: ChangeNotifier,
         streams: StreamSlots,
+        disks: DiskGuard,
         scheduler_alive: Callable[[], bool],
     ) -> None:
         self._store = control
@@ -33,11 +35,14 @@ class SystemService:
         self._fleet = fleet
         self._changes = changes
         self._streams = streams
+        self._disks = disks
         self._scheduler_alive = scheduler_alive
 
     async def check_readiness(self) -> Readiness:
         """Whether a job that is submitted now would be stored and could start."""
         checks = {"scheduler": "ok" if self._scheduler_alive() else "not running"}
+        low = self._disks.low
+        checks["disks"] = f"{low[0].name}: {low[0].shortage}" if low else "ok"
         try:
             fleet = await self._fleet.read_fleet(max_age=READY_SECONDS)
             checks["control_redis"] = "ok"
@@ -59,4 +64,4 @@ class SystemService:
         readings = await self._telemetry.read_readings([node.id for node in fleet.nodes])
         states = {str(state): number for state, number in jobs.items()}
         waiting, streams = self._changes.waiting_count, self._streams.open_count
-        return GaugeValues(states, views.pool_views(fleet), waiting, streams, readings)
+        return GaugeValues(states, views.pool_views(fleet), waiting, streams, readings, self._disks.spaces)

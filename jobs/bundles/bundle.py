@@ -48,7 +48,7 @@ def inspect_bundle(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> BundleL
     return _make_listing(entries)
 
 
-def list_contents(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> BundleListing:
+def list_contents(path: Path) -> BundleListing:
     """What a bundle holds, by its headers: for one that was inspected when it came.
 
     Raises:
@@ -56,7 +56,7 @@ def list_contents(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> BundleLi
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        return _make_listing(_checked_entries(file, limits))
+        return _make_listing(_checked_entries(file, DEFAULT_LIMITS))
 
 
 def extract_bundle(path: Path, into: Path, bundle: str, limits: BundleLimits = DEFAULT_LIMITS) -> BundleListing:

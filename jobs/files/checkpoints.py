@@ -183,6 +183,26 @@ def select_obsolete(
 Progress = Callable[[int], None]
 
 
+def read_checkpoint(directory: Path, sha256: str) -> VerifiedCheckpoint:
+    """A checkpoint that was verified elsewhere, by its manifest, which must have this SHA-256.
+
+    Raises:
+        Damaged: it has another.
+        OSError: the disk refuses.
+    """
+    try:
+        top = os.open(directory, _DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpoint("its directory is missing") from error
+    try:
+        body = _read_contents(top, MANIFEST)
+    finally:
+        os.close(top)
+    if hashlib.sha256(body).hexdigest() != sha256:
+        raise DamagedCheckpoint(f"{MANIFEST} is not the one that was verified (its SHA-256 is another)")
+    return VerifiedCheckpoint(decode_manifest(body), sha256, directory)
+
+
 def verify_checkpoint(
     directory: Path, sha256: str | None = None, read: Progress = lambda _: None
 ) -> VerifiedCheckpoint:

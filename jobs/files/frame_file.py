@@ -167,7 +167,7 @@ class FrameReader:
         Raises:
             OSError: the file cannot be opened.
         """
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a job may have put a pipe there
         self._end = os.fstat(self._fd).st_size if end is None else end
 
     def __enter__(self) -> Self:
@@ -178,6 +178,8 @@ class FrameReader:
 
     def frame_at(self, offset: int) -> Frame | None:
         """The whole frame that begins at `offset`, if there is one."""
+        if offset + _HEADER_BYTES > self._end:  # of what is no file the end is 0, and it is not read
+            return None
         frame = _parse_header(os.pread(self._fd, _HEADER_BYTES, offset), 0, offset)
         if frame is None or frame.end > self._end:
             return None

@@ -5,6 +5,7 @@ has another nonce looks at another directory, and would keep logs and reports wh
 """
 
 import contextlib
+import errno
 import os
 import tempfile
 import uuid
@@ -63,8 +64,13 @@ def check_storage(storage: Path) -> None:
 
 def _prove_user(storage: Path) -> None:
     """Check that this process is the user that created the marker, since no other user can read the service's files."""
-    with tempfile.TemporaryFile(dir=storage) as draft:  # a network file system may map root to another user
-        ours = os.fstat(draft.fileno()).st_uid
+    try:
+        with tempfile.TemporaryFile(dir=storage) as draft:  # a network file system may map root to another user
+            ours = os.fstat(draft.fileno()).st_uid
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # it was proven before the disk was full
+            return
+        raise
     theirs = (storage / NONCE_FILE).stat().st_uid
     if ours != theirs:
         raise StorageMismatch(

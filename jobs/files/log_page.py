@@ -14,6 +14,7 @@ import msgspec
 
 from jobs.files.frame_file import NO_STEP, CorruptFrame, Frame, FrameKind, FrameReader, parse_frame, unpack_payload
 from jobs.files.log_file import LineRun, StreamName, runs_decoder, tags_of
+from shardyard.contract.plain_text import WITHOUT_UNSAFE
 
 #: A page reads at most this many frame headers; unpacking a frame counts for `_UNPACK_COST` of them.
 _SCAN_BUDGET = 20_000
@@ -281,11 +282,6 @@ _ESCAPES = re.compile(
     r"|[ -/]*[0-~]?"  # all others
     r")"
 )
-_HIDDEN = {
-    code: None
-    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-    if chr(code) != "\t"
-}
 
 
 def clean_for_display(text: bytes) -> str:
@@ -299,4 +295,4 @@ def clean_for_display(text: bytes) -> str:
     if "\r" in plain:
         states = plain.split("\r")
         plain = next((state for state in reversed(states) if state.strip()), states[-1])
-    return plain.translate(_HIDDEN)
+    return plain.translate(WITHOUT_UNSAFE)

@@ -11,6 +11,7 @@
                                            /profiles/<n>/     traces of its ranks, and profile.json about them
                                            /drafts/<step>/    of checkpoints, while the attempt lives
                                            /resume/           what its ranks' account may read of one
+                                           /parts/<n>/        the same two of its part on another node
     <storage>/jobs/<tenant>/<job>/checkpoints/<step>-<attempt>/
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
                               /.<nonce>.part
@@ -88,12 +89,21 @@ def profile_dir(attempt: Path, number: int) -> Path:
     return profiles_dir(attempt) / str(number)
 
 
-def drafts_dir(attempt: Path) -> Path:
-    return attempt / "drafts"
+def drafts_dir(attempt: Path, part: int = 0) -> Path:
+    return _part_dir(attempt, part) / "drafts"
 
 
-def resume_dir(attempt: Path) -> Path:
-    return attempt / "resume"
+def resume_dir(attempt: Path, part: int = 0) -> Path:
+    return _part_dir(attempt, part) / "resume"
+
+
+def parts_dir(attempt: Path) -> Path:
+    """What the parts of an attempt on other nodes than the leader's have for themselves."""
+    return attempt / "parts"
+
+
+def _part_dir(attempt: Path, part: int) -> Path:
+    return parts_dir(attempt) / str(part) if part else attempt
 
 
 def archive_dir(storage: Path) -> Path:

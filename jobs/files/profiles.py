@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 
 from jobs.files import paths
-from jobs.support.fs import replace_file
+from jobs.support.fs import read_plain_file, replace_file
 from shardyard.contract.responses import ProfileView
 
 RECORD_NAME = "profile.json"
+MAX_RECORD_BYTES = 1024 * 1024
 _decoder = msgspec.json.Decoder(ProfileView)
 
 
@@ -23,5 +24,5 @@ def list_profiles(attempt: Path) -> list[ProfileView]:
     found = []
     for file in paths.profiles_dir(attempt).glob(f"*/{RECORD_NAME}"):
         with suppress(OSError, msgspec.MsgspecError):
-            found.append(_decoder.decode(file.read_bytes()))
+            found.append(_decoder.decode(read_plain_file(file, MAX_RECORD_BYTES)))
     return sorted(found, key=lambda one: one.number)

@@ -3,12 +3,12 @@
 It is written last, so an attempt that has one is done with keeping.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from jobs.files import paths
+from jobs.support.fs import read_plain_file
 from shardyard.contract.responses import LeftOutFiles
 
 MAX_RECORD_BYTES = 1024 * 1024
@@ -25,15 +25,10 @@ class UserFilesRecord(msgspec.Struct, kw_only=True):
 def read_record(attempt: Path) -> UserFilesRecord | None:
     """The record in the directory of an attempt; None where there is none that can be read."""
     try:
-        with open(paths.user_files_record(attempt), "rb", opener=_open_without_waiting) as file:
-            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=UserFilesRecord)
+        body = read_plain_file(paths.user_files_record(attempt), MAX_RECORD_BYTES)
+        return msgspec.json.decode(body, type=UserFilesRecord)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file that may be a link or a pipe by now, if the job runs as the service's own account."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def write_record(attempt: Path, record: UserFilesRecord) -> None:

@@ -5,12 +5,19 @@ Nothing reads the environment at import: an entry point calls `Settings()` once 
 
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+#: Of one machine.
+MAX_VIRTUAL_NODES = 16
+MAX_NODE_LENGTH = 63
+#: Compose files set what is not given to nothing.
+OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
 
 
 class Settings(BaseSettings):
@@ -36,10 +43,24 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         "", description="further names in the Host header that the API answers to, comma-separated"
     )
+    tls_cert: OptionalFile = Field(
+        None, description="PEM file with the certificate that the API serves HTTPS with, and those that it leads to"
+    )
+    tls_key: OptionalFile = Field(
+        None, description="PEM file with that certificate's private key, not encrypted, closed to other accounts"
+    )
+    insecure_http: bool = Field(
+        False, description="accept that the API listens on an address that others can reach without TLS"
+    )
     admin_token: SecretStr | None = Field(
         None, description="admin token to accept; without it, one is created and stored in a file"
     )
     admin_token_file: Path | None = Field(None, description="file with the admin token, mode 0600")
+    secret_key_file: Path | None = Field(
+        None,
+        description="file with the keys that secrets of users are encrypted with, mode 0600; the same for the API and "
+        "all workers",
+    )
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
 
     max_bundle_bytes: int = Field(268_435_456, ge=1024, le=1 << 31, description="largest zip of a bundle")
@@ -64,15 +85,13 @@ class Settings(BaseSettings):
     )
 
     node: str = Field(
-        default_factory=lambda: socket.gethostname().lower()[:63],
+        default_factory=lambda: socket.gethostname().lower()[:MAX_NODE_LENGTH],
         min_length=1,
-        max_length=63,
+        max_length=MAX_NODE_LENGTH,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="this node's id; its Celery queue is node.<id>",
     )
-    pool: str = Field(
-        "default", max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", description="pool this node serves"
-    )
+    pool: str = Field("default", max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN, description="pool this node serves")
     devices: str = Field("auto", description="auto | cuda:0-3 | cuda:0,2 | cpu:8 (eight virtual devices)")
     environments: str = Field(
         "",
@@ -80,6 +99,26 @@ class Settings(BaseSettings):
         "name=/path/to/python, comma-separated",
     )
     node_address: str = Field("127.0.0.1", description="address that rendezvous stores of this node listen on")
+    topology: str = Field(
+        "",
+        max_length=63,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._/-]*)?$",
+        description="where this node stands, for example its rack or switch: a job on several nodes gets those of one "
+        "label first",
+    )
+    nodes: int = Field(
+        1,
+        ge=1,
+        le=MAX_VIRTUAL_NODES,
+        description="virtual nodes that `shardyard up` makes of this machine, with virtual devices; 1: the machine is "
+        "the node",
+    )
+    virtual_node: int = Field(
+        0,
+        ge=0,
+        le=MAX_VIRTUAL_NODES,
+        description="which of them this worker is, from 1, as `shardyard up` sets it; 0: it is none",
+    )
     state_dir: Path = Field(
         Path("~/.local/state/shardyard"), description="node-local directory for locks of running attempts"
     )
@@ -90,12 +129,60 @@ class Settings(BaseSettings):
         description="account without rights that jobs run as, if the worker is root: name, uid:gid, or "
         "first-last:gid, which gives each device its own",
     )
+    box: Literal["auto", "off"] = Field(
+        "auto", description="box around every job: auto, the best that this host allows, or off"
+    )
+    jobs_unboxed: bool = Field(
+        False,
+        description="accept several tenants, and an address that others can reach, although nodes put no box around "
+        "jobs",
+    )
     rank_processes: int = Field(
-        4096, ge=64, le=4_194_304, description="processes and threads that such an account may have"
+        4096, ge=64, le=4_194_304, description="processes and threads that a job may have on this node"
+    )
+    job_memory_bytes: int = Field(
+        0,
+        ge=0,
+        le=2**53,
+        description="memory that a job may have on this node; 0: nine tenths of the host's, shared out by devices",
+    )
+    job_tmp_bytes: int = Field(
+        0, ge=0, le=2**53, description="size of a job's own /tmp, which is in memory; 0: half of the job's memory"
+    )
+    job_shm_bytes: int = Field(
+        0, ge=0, le=2**53, description="size of a job's own /dev/shm; 0: half of the job's memory"
+    )
+    job_log_bytes: int = Field(
+        1_073_741_824, ge=65_536, le=2**53, description="what a job may print in one attempt, on all devices together"
+    )
+    job_disk_bytes: int = Field(
+        68_719_476_736,
+        ge=1_048_576,
+        le=2**53,
+        description="what a job may have on disk in one attempt: working directory, artifacts, drafts of checkpoints",
+    )
+    job_files: int = Field(
+        200_000, ge=100, le=2**31, description="files that a job may have in these directories in one attempt"
+    )
+    job_record_bytes: int = Field(
+        1_073_741_824,
+        ge=1_048_576,
+        le=2**53,
+        description="what the points of a job's metrics may take on disk in one attempt",
+    )
+    reserve_bytes: int = Field(
+        1_073_741_824,
+        ge=0,
+        le=2**53,
+        description="free space that the service keeps for itself on each of its disks, or a twentieth of a small "
+        "disk; below it no job starts; 0: none",
     )
 
     lease_seconds: Seconds = Field(120, description="an attempt that sends no heartbeat for this long is lost")
     beat_seconds: Seconds = Field(5, description="how often supervisors and nodes send heartbeats")
+    join_seconds: Seconds = Field(
+        30, description="a job on several nodes starts again, on others if it can, when not all have joined by then"
+    )
     node_seconds: Seconds = Field(30, description="a node that sends no heartbeat for this long gets no new work")
     reconcile_seconds: Seconds = Field(2, description="how often lost hints are sent again and the queue is checked")
     hold_seconds: float = Field(60, ge=0, description="a job that has waited this long gets a node reserved for it")
@@ -118,6 +205,11 @@ class Settings(BaseSettings):
         description="level of the service's own log: DEBUG, INFO, WARNING or ERROR",
     )
 
+    @property
+    def nodes_here(self) -> int:
+        """Nodes that share what this machine has, this one among them."""
+        return self.nodes if self.virtual_node else 1
+
     def control_url(self) -> str:
         """URL of the control Redis.
 
@@ -127,6 +219,10 @@ class Settings(BaseSettings):
         if self.redis_url is None:
             raise ValueError("SHARDYARD_REDIS_URL is not set; `shardyard up` starts a Redis and sets it")
         return self.redis_url.get_secret_value()
+
+    def secret_keys(self) -> Path:
+        """The file with the keys of secrets, which need not be there."""
+        return (self.secret_key_file or self.state_dir / "secret-key").expanduser()
 
     def telemetry(self) -> str:
         """URL of the telemetry Redis (the control one where no other is set)."""

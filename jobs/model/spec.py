@@ -1,11 +1,10 @@
-"""The training job spec that users POST, with every limit and cross-field rule.
+"""The training job spec that users POST: its fields, and the limits of each.
 
-The models below are the schema; `parse` is the only way from bytes to a checked `JobSpec`. The catalogue
-(`jobs.model.catalogue`) checks names of recipes and their arguments, `submit.lua` whether the job fits the pool, and
-the worker `package.module:attribute` references.
+`jobs.model.spec_rules` reads a spec and checks its fields against one another, the catalogue (`jobs.model.catalogue`)
+names of recipes and their arguments, `submit.lua` whether the job fits the pool, and the worker
+`package.module:attribute` references.
 """
 
-from collections.abc import Sized
 from functools import cached_property
 from math import isfinite
 from typing import Annotated, Any, Literal, Self
@@ -22,10 +21,9 @@ from pydantic import (
 )
 from pydantic import WrapValidator as Wrap
 
-from jobs.model import file_patterns, validation
-from jobs.model.validation import MAX_REPORTED_ERRORS
-from shardyard.contract.errors import FieldError, InvalidSpec, NotSupported
+from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
 
+#: Of one job, on all its nodes together.
 MAX_DEVICES = 1024
 #: Strategies with one process per device.
 DISTRIBUTED = frozenset({"ddp", "fsdp"})
@@ -54,8 +52,11 @@ def _one_message(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError('"cpu", or the logical index of a leased device, from 0') from None
 
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-PoolName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
+#: Of text that people are shown. What else it must not have, `shardyard.contract.plain_text` says; the specs that
+#: earlier versions have stored may have it.
+SHOWN_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=SHOWN_PATTERN)]
+PoolName = Annotated[str, Field(min_length=1, max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN)]
 LabelKey = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Ref = Annotated[
@@ -73,8 +74,17 @@ BundleId = Annotated[
     str, Field(pattern=r"^sha256:[0-9a-f]{64}$", description="id of uploaded code, as `POST /v1/bundles` answers it")
 ]
 Argument = Annotated[str, Field(max_length=8192, pattern=r"^[^\x00]*$")]
-KeepPattern = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
+KeepPattern = Annotated[str, Field(min_length=1, max_length=500, pattern=SHOWN_PATTERN)]
 VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+REFERENCE_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+SecretName = Annotated[str, Field(min_length=1, max_length=63, pattern=REFERENCE_NAME)]
+Secrets = Annotated[
+    Annotated[dict[VariableName, SecretName], Field(max_length=32)] | None,
+    Field(
+        description="environment variables whose values are secrets of yours, by their names (`shardyard secret put`); "
+        "the values are shown nowhere, and replaced in what the job prints"
+    ),
+]
 EnvironmentName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Place = Annotated[Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)], Wrap(_one_message)]
 
@@ -84,8 +94,12 @@ class Strict(BaseModel):
 
 
 class Resources(Strict):
-    devices: int = Field(1, ge=1, le=MAX_DEVICES, strict=True, description="devices of one node, leased all or nothing")
-    nodes: int = Field(1, ge=1, strict=True, description="1 in this version")
+    devices: int = Field(
+        1, ge=1, le=MAX_DEVICES, strict=True, description="devices of each node, leased all or nothing"
+    )
+    nodes: int = Field(
+        1, ge=1, le=MAX_DEVICES, strict=True, description="nodes, under ddp and fsdp: as many ranks as devices on all"
+    )
 
 
 class Parallelism(Strict):
@@ -169,6 +183,7 @@ class RecipeProgram(Strict):
         None, description="saves the run, so that a new attempt resumes from there"
     )
     bundle: BundleId | None = Field(None, description="code that `package.module:attribute` references may name")
+    secrets: Secrets = None
 
 
 class ScriptProgram(Strict):
@@ -189,6 +204,7 @@ class ScriptProgram(Strict):
         (), max_length=1000, description="arguments of the program; {local_rank} in them becomes the local rank"
     )
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
+    secrets: Secrets = None
     rehearse: bool = Field(False, strict=True, description="run on virtual devices as if they were GPUs")
     python: EnvironmentName | None = Field(None, description="a Python environment that the operator lists")
     keep: Annotated[tuple[KeepPattern, ...], Field(max_length=100)] | None = Field(
@@ -209,7 +225,6 @@ def _kind(program: Any) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-_PROGRAMS: validation.Tags = {("program", "recipe"): RecipeProgram, ("program", "script"): ScriptProgram}
 Program = Annotated[
     Annotated[RecipeProgram, Tag("recipe")] | Annotated[ScriptProgram, Tag("script")],
     Discriminator(
@@ -263,9 +278,14 @@ class JobSpec(Strict):
         return self.parallelism.strategy in DISTRIBUTED
 
     @property
+    def all_devices(self) -> int:
+        """Devices of all nodes together. They are numbered through, part by part: `jobs.model.parts`."""
+        return self.resources.devices * self.resources.nodes
+
+    @property
     def world_size(self) -> int:
         """Training processes: one per device under ddp and fsdp, one for all under single and dp."""
-        return self.resources.devices if self.distributed else 1
+        return self.all_devices if self.distributed else 1
 
     @property
     def recipe(self) -> RecipeProgram:
@@ -283,7 +303,13 @@ class JobSpec(Strict):
         """Whether ranks are forked from the warm server, or are new Python processes."""
         if not isinstance(self.program, ScriptProgram):
             return "warm"
-        return "cold" if self.program.python or any(map(is_read_at_import, self.program.env)) else "warm"
+        variables = [*self.program.env, *self.secrets]
+        return "cold" if self.program.python or any(map(is_read_at_import, variables)) else "warm"
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The names of secrets by the environment variables that get their values."""
+        return self.program.secrets or {}
 
     @property
     def batch_size(self) -> int | None:
@@ -308,7 +334,8 @@ class JobSpec(Strict):
         if self.name is not None:
             return self
         what = self.program.model.ref if isinstance(self.program, RecipeProgram) else _stem(self.program.entrypoint)
-        name = f"{what}-{self.parallelism.strategy}{self.resources.devices}"
+        nodes = f"x{self.resources.nodes}" if self.resources.nodes > 1 else ""
+        name = f"{what}-{self.parallelism.strategy}{self.resources.devices}{nodes}"
         return self.model_copy(update={"name": name[:200]})
 
 
@@ -322,177 +349,3 @@ _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "TO
 
 def is_read_at_import(variable: str) -> bool:
     return variable.startswith(_READ_AT_IMPORT)
-
-
-#: Variables that would change what the service sets for a rank: its devices, its number, its interpreter.
-_RESERVED = ("LD_", "PYTHON", "SHARDYARD_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-_RESERVED_NAMES = frozenset(
-    {"MASTER_ADDR", "MASTER_PORT", "PATH", "HOME", "TMPDIR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-    | {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
-)
-
-
-def _is_reserved(variable: str) -> bool:
-    return variable.startswith(_RESERVED) or variable in _RESERVED_NAMES
-
-
-def parse(body: bytes | str) -> JobSpec:
-    """Read a spec from JSON.
-
-    Raises:
-        MalformedJson: the body is not JSON, or is nested too deep.
-        InvalidSpec: some fields are wrong; `fields` names the first twenty.
-        NotSupported: the spec asks for something that this version does not do.
-    """
-    try:
-        spec = JobSpec.model_validate_json(body)
-    except ValidationError as error:
-        details = validation.details(error)
-        fields = validation.field_errors(details, JobSpec, _PROGRAMS)
-        raise InvalidSpec(f"the job spec is not valid{_more(details)}", fields=fields) from None
-    _refuse_unsupported(spec)
-    wrong = tuple(_cross_field_errors(spec))
-    if wrong:
-        raise InvalidSpec(f"the job spec contradicts itself{_more(wrong)}", fields=wrong[:MAX_REPORTED_ERRORS])
-    return spec.named()
-
-
-def _more(errors: Sized) -> str:
-    return f" (the first {MAX_REPORTED_ERRORS} of {len(errors)})" if len(errors) > MAX_REPORTED_ERRORS else ""
-
-
-def _refuse_unsupported(spec: JobSpec) -> None:
-    if spec.resources.nodes > 1:
-        raise NotSupported(
-            "a job runs on one node in this version",
-            fields=(FieldError("resources.nodes", f"{spec.resources.nodes} requested; only 1 is supported"),),
-        )
-    recipe = spec.program if isinstance(spec.program, RecipeProgram) else None
-    if spec.parallelism.strategy == "fsdp" and recipe is not None and recipe.precision == "float16":
-        raise NotSupported(
-            "float16 does not run under fsdp in this version",
-            fields=(
-                FieldError(
-                    "program.precision",
-                    "each rank holds a part of the gradients only, and ranks could disagree on which step to skip "
-                    'for an overflow; use "bfloat16", whose range needs no gradient scaling',
-                ),
-            ),
-        )
-
-
-def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
-    """Errors of rules about several fields. Each says which field to change, and how."""
-    how, devices = spec.parallelism, spec.resources.devices
-    wrong: list[FieldError] = []
-    is_recipe = isinstance(spec.program, RecipeProgram)
-
-    def refuse(field: str, message: str) -> None:
-        wrong.append(FieldError(field, message))
-
-    if is_recipe and how.strategy == "single" and devices > 1 and not how.placement:
-        refuse(
-            "resources.devices",
-            f'{devices} devices, but strategy "single" runs on one; set 1, or parallelism.strategy to "dp" or "ddp"',
-        )
-    if how.strategy != "dp":
-        for field, given in (("dim", how.dim), ("output_device", how.output_device), ("functional", how.functional)):
-            if given:
-                refuse(f"parallelism.{field}", f'only for strategy "dp"; leave it out under "{how.strategy}"')
-    if how.strategy != "single" and how.placement:
-        refuse("parallelism.placement", f'only for strategy "single"; leave it out under "{how.strategy}"')
-    if how.strategy not in ("dp", "ddp") and how.module is not None:
-        refuse("parallelism.module", f'only for strategies "dp" and "ddp"; leave it out under "{how.strategy}"')
-    if how.strategy not in DISTRIBUTED and how.backend != "auto":
-        refuse("parallelism.backend", f'only for strategies "ddp" and "fsdp"; leave it out under "{how.strategy}"')
-    if how.output_device >= devices:
-        refuse(
-            "parallelism.output_device",
-            f"{how.output_device} is outside the {devices} leased devices; 0 to {devices - 1}",
-        )
-    for name, device in how.placement.items():
-        if isinstance(device, int) and device >= devices:
-            refuse(
-                f"parallelism.placement.{name}", f"{device} is outside the {devices} leased devices; 0 to {devices - 1}"
-            )
-    if isinstance(spec.program, RecipeProgram):
-        return wrong + _recipe_errors(spec, spec.program)
-    return wrong + _script_errors(how, spec.program)
-
-
-def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
-    wrong: list[FieldError] = []
-    if spec.limits.artifact_bytes is not None:
-        message = "only for scripts, whose working directory it limits; leave it out"
-        wrong.append(FieldError("limits.artifact_bytes", message))
-    if program.mode == "train":
-        for field, component in (("loss", program.loss), ("optimizer", program.optimizer)):
-            if component is None:
-                message = 'training needs one; name it, or set program.mode to "forward"'
-                wrong.append(FieldError(f"program.{field}", message))
-    else:
-        for field in ("loss", "optimizer", "scheduler", "clip_grad_norm", "evaluate", "checkpoint"):
-            if getattr(program, field) is not None:
-                message = 'not used when program.mode is "forward"; leave it out'
-                wrong.append(FieldError(f"program.{field}", message))
-        if program.accumulate_steps > 1:
-            message = 'there is nothing to add up when program.mode is "forward"; leave it out'
-            wrong.append(FieldError("program.accumulate_steps", message))
-    return wrong + _straggler_errors(spec, program)
-
-
-#: Fields that a spec of a script must not set, because the script decides them.
-_NOT_FOR_SCRIPTS = ("dim", "output_device", "module", "functional", "placement", "backend")
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a path, with "/" between its parts, stays inside the directory that it is relative to."""
-    parts = path.split("/")
-    return "\\" not in path and "\0" not in path and all(parts) and not {".", ".."} & {*parts}
-
-
-def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]:
-    wrong = [
-        FieldError(f"parallelism.{field}", "a script decides this itself, where it wraps its model; leave it out")
-        for field in _NOT_FOR_SCRIPTS
-        if getattr(how, field) != Parallelism.model_fields[field].get_default(call_default_factory=True)
-    ]
-    if program.workdir and not _is_inside(program.workdir):
-        message = 'the path of a directory within the bundle, with "/" between its parts, for example "mnist"'
-        wrong.append(FieldError("program.workdir", message))
-    if program.is_file:
-        if not _is_inside(program.entrypoint):
-            message = 'the path of a file within the bundle, with "/" between its parts, for example "src/train.py"'
-            wrong.append(FieldError("program.entrypoint", message))
-    elif not all(part.isidentifier() for part in program.entrypoint.split(".")):
-        message = 'a .py file of the bundle ("train.py"), or a module in it ("package.train")'
-        wrong.append(FieldError("program.entrypoint", message))
-    for number, pattern in enumerate(program.keep or ()):
-        if not file_patterns.is_valid(pattern):
-            message = 'no pattern of .gitignore; write for example "*.pt", "runs/", or "!data/" to leave data out'
-            wrong.append(FieldError(f"program.keep.{number}", message))
-    for name in filter(_is_reserved, program.env):
-        message = f"{name} is reserved, because the service sets it for each rank; leave it out"
-        wrong.append(FieldError(f"program.env.{name}", message))
-    return wrong
-
-
-#: How a strategy names the one that is made slow.
-_SLOW_ONE = {"dp": ("device", "rank"), "ddp": ("rank", "device")}
-
-
-def _straggler_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
-    straggler, strategy = program.straggler, spec.parallelism.strategy
-    if straggler is None:
-        return []
-    if strategy not in _SLOW_ONE:
-        return [FieldError("program.straggler", f'only for strategies "dp" and "ddp"; leave it out under "{strategy}"')]
-    field, other = _SLOW_ONE[strategy]
-    if getattr(straggler, other) is not None:
-        return [FieldError(f"program.straggler.{other}", f'not used under strategy "{strategy}"; set {field} instead')]
-    slow, last = getattr(straggler, field), spec.resources.devices - 1
-    if slow is None or slow > last:
-        return [FieldError(f"program.straggler.{field}", f"name the one to make slow: 0 to {last}")]
-    if straggler.where == "backward" and program.mode == "forward":
-        return [FieldError("program.straggler.where", 'there is no backward when program.mode is "forward"')]
-    return []

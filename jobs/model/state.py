@@ -46,6 +46,9 @@ class StateReason(StrEnum):
     # queued
     WAITING_FOR_DEVICES = "waiting_for_devices"
     NO_LIVE_NODE = "no_live_node"
+    UNBOXED = "unboxed"
+    NODE_HAS_NO_ADDRESS = "node_has_no_address"
+    STORAGE_LOW = "storage_low"
     BACKING_OFF = "backing_off"
     SERVICE_STOPPED = "service_stopped"
     DRAINED = "drained"
@@ -59,6 +62,7 @@ class StateReason(StrEnum):
     RANK_FAILED = "rank_failed"
     CODE_ERROR = "code_error"
     OUT_OF_MEMORY = "out_of_memory"
+    RESOURCE_LIMIT = "resource_limit"
     WALL_LIMIT = "wall_limit"
     STALLED = "stalled"
     REJECTED_BY_WORKER = "rejected_by_worker"
@@ -67,6 +71,7 @@ class StateReason(StrEnum):
     SUPERVISOR_LOST = "supervisor_lost"
     LEASE_EXPIRED = "lease_expired"
     NODE_LOST = "node_lost"
+    LINK_LOST = "link_lost"
 
     @classmethod
     def _missing_(cls, value: object) -> "StateReason | None":
@@ -82,6 +87,9 @@ class StateReason(StrEnum):
 STATE_OF: dict[StateReason, JobState] = {
     StateReason.WAITING_FOR_DEVICES: JobState.QUEUED,
     StateReason.NO_LIVE_NODE: JobState.QUEUED,
+    StateReason.UNBOXED: JobState.QUEUED,
+    StateReason.NODE_HAS_NO_ADDRESS: JobState.QUEUED,
+    StateReason.STORAGE_LOW: JobState.QUEUED,
     StateReason.BACKING_OFF: JobState.QUEUED,
     StateReason.SERVICE_STOPPED: JobState.QUEUED,
     StateReason.DRAINED: JobState.QUEUED,
@@ -93,6 +101,7 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.RANK_FAILED: JobState.FAILED,
     StateReason.CODE_ERROR: JobState.FAILED,
     StateReason.OUT_OF_MEMORY: JobState.FAILED,
+    StateReason.RESOURCE_LIMIT: JobState.FAILED,
     StateReason.WALL_LIMIT: JobState.FAILED,
     StateReason.STALLED: JobState.FAILED,
     StateReason.REJECTED_BY_WORKER: JobState.FAILED,
@@ -101,6 +110,7 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.SUPERVISOR_LOST: JobState.FAILED,
     StateReason.LEASE_EXPIRED: JobState.FAILED,
     StateReason.NODE_LOST: JobState.FAILED,
+    StateReason.LINK_LOST: JobState.FAILED,
 }
 
 
@@ -128,7 +138,7 @@ class Cause(StrEnum):
     NONE = "none"  # the end is final: completed, cancelled, wall limit, rejected
     USER = "user"  # counted against `limits.max_retries`
     SERVICE = "service"  # counted against the service's own budget
-    UNCLAIMED = "unclaimed"  # not counted: no supervisor took the attempt, whatever its reason
+    UNCLAIMED = "unclaimed"  # not counted: nothing ran, since no supervisor took it, or not all joined; any reason
     STOP = "stop"  # not counted: the operator stopped the service, or drained the node
 
 
@@ -141,12 +151,15 @@ CAUSE_OF: dict[StateReason, Cause] = {
     StateReason.RANK_FAILED: Cause.USER,
     StateReason.CODE_ERROR: Cause.USER,
     StateReason.OUT_OF_MEMORY: Cause.USER,
+    StateReason.RESOURCE_LIMIT: Cause.USER,
     StateReason.STALLED: Cause.USER,
     StateReason.START_FAILED: Cause.SERVICE,
     StateReason.STORAGE_FAILED: Cause.SERVICE,
     StateReason.SUPERVISOR_LOST: Cause.SERVICE,
     StateReason.LEASE_EXPIRED: Cause.SERVICE,
     StateReason.NODE_LOST: Cause.SERVICE,
+    StateReason.LINK_LOST: Cause.SERVICE,
     StateReason.SERVICE_STOPPED: Cause.STOP,
     StateReason.DRAINED: Cause.STOP,
+    StateReason.STORAGE_LOW: Cause.STOP,
 }

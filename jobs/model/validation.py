@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from shardyard.contract.errors import FieldError, MalformedJson
+from shardyard.contract.plain_text import describe_unsafe, escape_unsafe, find_unsafe
 
 MAX_REPORTED_ERRORS = 20
 #: Longest part of a request that an error repeats.
@@ -19,6 +20,18 @@ Detail = Mapping[str, Any]
 Tags = Mapping[tuple[int | str, int | str], type[BaseModel]]
 #: Errors that have our own words already.
 _OWN_WORDS = frozenset({"program_kind"})
+
+
+def require_plain(text: str) -> str:
+    """The text itself, a name or a reason that people are shown.
+
+    Raises:
+        ValueError: it has a character that a screen obeys instead of showing it.
+    """
+    unsafe = find_unsafe(text)
+    if unsafe is not None:
+        raise ValueError(describe_unsafe(unsafe))
+    return text
 
 
 def details(error: ValidationError) -> Sequence[Detail]:
@@ -46,7 +59,7 @@ def field_errors(
 def _path(loc: Sequence[int | str], tags: Tags) -> str:
     """The dotted path of a field; pydantic's own marks (a key, a tag) are none of the user's."""
     parts = [part for before, part in pairwise(["", *loc]) if part != "[key]" and (before, part) not in tags]
-    return ".".join(_short(str(part)) for part in parts) or "(body)"
+    return ".".join(escape_unsafe(_short(str(part))) for part in parts) or "(body)"
 
 
 def _explain(detail: Detail, model: type[BaseModel] | None, tags: Tags) -> str:
@@ -56,6 +69,9 @@ def _explain(detail: Detail, model: type[BaseModel] | None, tags: Tags) -> str:
         return f"{detail['ctx']['error']} (got {_short(repr(detail['input']))})"
     if detail["type"] in _OWN_WORDS:
         return str(detail["msg"])
+    unsafe = find_unsafe(detail["input"]) if isinstance(detail.get("input"), str) else None
+    if detail["type"] == "string_pattern_mismatch" and unsafe is not None:
+        return f"{describe_unsafe(unsafe)} (got {_short(repr(detail['input']))})"
     if detail["type"] != "extra_forbidden" or model is None:
         return f"{detail['msg']} (got {_short(repr(detail.get('input')))})"
     known = _fields_at([part for part in detail["loc"][:-1] if isinstance(part, str)], model, tags)

@@ -141,6 +141,19 @@ class AttemptSamples(msgspec.Struct):
         return found
 
 
+def join_samples(parts: Sequence[AttemptSamples]) -> AttemptSamples:
+    """The samples of an attempt whose nodes have sampled a part each: at least one. Positions in a series stay those of
+    its own node, whose first sample came about when the others' did."""
+    return AttemptSamples(
+        began=min(one.began for one in parts),
+        at=max(one.at for one in parts),
+        cores=sum(one.cores for one in parts),
+        devices=[device for one in parts for device in one.devices],
+        processes=sum(one.processes for one in parts),
+        strays=[stray for one in parts for stray in one.strays],
+    )
+
+
 class NodeReading(msgspec.Struct, frozen=True):
     """The newest sample of one device of a node: what `/metrics` shows of it."""
 

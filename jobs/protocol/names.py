@@ -47,12 +47,23 @@ def quarantine_key(node: str) -> str:
     return f"{PREFIX}quarantine:{node}"
 
 
+def secrets_key(tenant: str) -> str:
+    return f"{PREFIX}secret:{tenant}"
+
+
+SECRET_TENANTS = PREFIX + "secret_tenants"
+
+
 def session_key(digest: str) -> str:
     return f"{PREFIX}session:{digest}"
 
 
 def token_key(token: str) -> str:
     return f"{PREFIX}token:{token}"
+
+
+def tokens_key(tenant: str) -> str:
+    return f"{PREFIX}tokens:{tenant}"
 
 
 # -- telemetry Redis -------------------------------------------------------------------------------

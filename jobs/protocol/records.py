@@ -1,33 +1,44 @@
-"""Records that a rank sends to its supervisor, and their codec.
+"""Records that a rank sends to its supervisor; `jobs.protocol.packets` is their codec. What a probe sees in a program
+that it did not write is in `jobs.protocol.probe_records`.
 
 A rank holds no connection to Redis. It appends records to a buffer and writes them, packed, to one
-pipe; the supervisor turns them into logs, metrics, progress and the split report. Records are
-msgpack arrays (`msgspec`), each packet preceded by its length as four bytes, big endian.
+pipe; the supervisor turns them into logs, metrics, progress and the split report.
 
 Layouts only grow at the end: a new field goes last, with a default. An old reader then ignores it,
 and a new reader fills it in.
+
+What a rank sends is not trusted. A record that holds more than the bounds below does not decode, as no rank of ours
+sends one; texts are cut by those who keep them (`workers.supervisor.limits.record_bounds`).
 
 Units: times are milliseconds (`_ms`), memory is bytes, `at` is seconds since the epoch (UTC).
 Devices are logical: indexes into the lease.
 """
 
-import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
-Shape = tuple[int, ...]
+#: Bounds of one record. What a process of ours counts stays below what JSON and floats hold exactly; what programs say
+#: of themselves may be any number.
+MAX_COUNT = 2**53
+MAX_ENTRIES = 4_096
+MAX_DIMENSIONS = 64
+MAX_LONG_LIST = 65_536
+MAX_PART_BYTES = 512 * 1024
 
-#: A packet larger than this is a corrupted pipe, not a batch of records.
-MAX_PACKET_BYTES = 16 * 1024 * 1024
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+_AT_MOST = msgspec.Meta(max_length=MAX_ENTRIES)
+Numbers = Annotated[tuple[int, ...], _AT_MOST]
+Times = Annotated[tuple[float | None, ...], _AT_MOST]
+Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+Shapes = Annotated[tuple[Shape | None, ...], _AT_MOST]
+
 #: A rank gives its first splits an id each that later steps may name again. From this many on, an
 #: id is named by the one step that follows it, so readers need not keep it.
 MAX_INTERNED = 4_096
 #: The train step whose floating-point operations (FLOP) each process counts, from 0 since it began: libraries have
 #: warmed up, and it is not among those that are sampled for other measurements.
 FLOP_STEP = 12
-_LENGTH = struct.Struct(">I")
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -51,13 +62,13 @@ class DeviceInfo(Record, frozen=True):
 
     device: int
     name: str
-    memory_total_bytes: int | None = None
+    memory_total_bytes: Count | None = None
 
 
 class Outline(Record, frozen=True):
     """How long the program means to run, as far as it knows. Sent once, before the first step."""
 
-    epochs: int
+    epochs: Count
     steps_per_epoch: int | None
     total_steps: int | None
     batch_size: int
@@ -74,14 +85,14 @@ class BatchSplit(Record, frozen=True, tag="Split"):
     that the inputs are token ids, so that each element of an input shape is one.
     """
 
-    id: int
+    id: Count
     phase: str  # train | eval | forward
     module: str  # dotted path of the wrapped sub-module, "" for the whole model
     batch_rows: int | None
-    devices: tuple[int, ...]
-    rows: tuple[int | None, ...]
-    input_shapes: tuple[Shape | None, ...]
-    output_shapes: tuple[Shape | None, ...]
+    devices: Numbers
+    rows: Annotated[tuple[int | None, ...], _AT_MOST]
+    input_shapes: Shapes
+    output_shapes: Shapes
     holds_tokens: bool = False
 
 
@@ -111,23 +122,23 @@ class Step(Record, frozen=True, gc=False):
     That takes time, so such a step has no times beside `step_ms` and `data_wait_ms`.
     """
 
-    step: int
-    epoch: int
+    step: Count
+    epoch: Count
     phase: str
-    splits: tuple[int, ...]
+    splits: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_LONG_LIST)]
     at: float
     step_ms: float
     data_wait_ms: float | None = None
-    forward_ms: tuple[float | None, ...] = ()
-    backward_ms: tuple[float | None, ...] = ()
+    forward_ms: Times = ()
+    backward_ms: Times = ()
     comm_ms: float | None = None
     primitives: PrimitiveTimes | None = None
-    memory_peak_bytes: tuple[int | None, ...] = ()
-    arrival_ms: tuple[float | None, ...] = ()
+    memory_peak_bytes: Annotated[tuple[Count | None, ...], _AT_MOST] = ()
+    arrival_ms: Times = ()
     optimizer_ms: float | None = None
     whole_backward_ms: float | None = None
     cycle_ms: float | None = None
-    flop: dict[str, tuple[int, ...]] | None = None
+    flop: Annotated[dict[str, Numbers], msgspec.Meta(max_length=64)] | None = None
 
 
 class MetricSample(Record, frozen=True, tag="Metric", gc=False):
@@ -151,7 +162,7 @@ class Result(Record, frozen=True):
     """The program's final numbers (rank 0 sends one)."""
 
     loss: float | None
-    metrics: dict[str, float]
+    metrics: Annotated[dict[str, float], _AT_MOST]
 
 
 class Outcome(Record, frozen=True):
@@ -166,160 +177,15 @@ class Outcome(Record, frozen=True):
     at: float = 0.0  # when the program ended; 0: not known
 
 
-# -- what a probe sees in a program that it did not write ------------------------------------------
+# -- what a program is doing ----------------------------------------------------------------------
 
 
 class Began(Record, frozen=True):
     """The first forward of a step has begun: a rank that never returns from it can then be named."""
 
-    step: int
+    step: Count
     phase: str
     at: float
-
-
-class Joining(Record, frozen=True):
-    """The process has called `init_process_group`, which returns when all ranks have."""
-
-    at: float
-
-
-class Group(Record, frozen=True):
-    """The process has joined a process group (the default one), whatever its environment says."""
-
-    rank: int
-    world_size: int
-    backend: str
-
-
-class Wrapped(Record, frozen=True):
-    """A module was wrapped. `kind` is the wrapper's class, as torch calls it; `inside` that of the module."""
-
-    kind: str  # DataParallel | DistributedDataParallel | FullyShardedDataParallel | fully_shard | parallelize_module
-    inside: str
-    devices: tuple[int, ...] = ()
-    gradient_bytes: int | None = None  # of its parameters, where the wrapper reduces them
-
-
-class LoaderOpened(Record, frozen=True):
-    """The first pass over a DataLoader begins. `loader` is its number, as in `Loaded`."""
-
-    loader: int
-    num_workers: int
-
-
-class Loaded(Record, frozen=True):
-    """One pass over a DataLoader has ended, or was left.
-
-    `digest` is a number made of the indices that the sampler gave, whatever their order: two ranks
-    with the same digest and rows went over the same rows. It is `None` where there are no indices.
-    `replicas` and `replica` are a DistributedSampler's, or what sharded the loader in its place.
-    """
-
-    loader: int
-    number: int  # of the pass over this loader, from 0
-    batches: int
-    rows: int | None
-    dataset_rows: int | None
-    batch_size: int | None
-    sampler: str
-    replicas: int | None
-    replica: int | None
-    digest: int | None
-    complete: bool
-    trained: bool  # optimizer steps took place meanwhile
-    contents: tuple[tuple[int, ...], ...] = ()  # of its first rows: the index, and checksums of what the row holds
-    shuffles: bool | None = None  # what a DistributedSampler of torch was told
-    sampler_number: int | None = None  # of that sampler within the process: passes may be over the same one
-    forwards: int = 0  # of models, meanwhile
-    began_at: float = 0.0  # seconds since the epoch; 0: not known
-    seconds: float = 0.0  # until its last batch was asked for in vain; 0 where it was left early
-    first_batches: tuple[int, ...] = ()  # checksums of those of an iterable data set
-
-
-class Activity(Record, frozen=True):
-    """What a process did in all, counted by its probe up to now. The latest counts."""
-
-    forwards: int
-    backwards: int
-    steps: int
-    reductions: int  # collectives that add up or average tensors, called by the program itself once it trains
-    exchanges: int = 0  # other collectives, and messages, by which tensors travel between its processes
-    gathers: int = 0  # collectives that bring tensors of all ranks together, called during an evaluation or after it
-    evaluation_sums: int = 0  # those that add up tensors of any size, called there
-
-
-class Noise(Record, frozen=True):
-    """From what state of the random generator the first training forward of a process begins, as a checksum, and
-    whether its model drops units at random."""
-
-    state: int
-    drops_out: bool
-
-
-class LossWeight(msgspec.Struct, frozen=True, array_like=True):
-    """One backward: the rows before it, the elements of its target that count, and what each weighs in the loss."""
-
-    rows: int | None
-    elements: float
-    weight: float
-
-
-class LossWeights(Record, frozen=True):
-    """The first backwards of a process."""
-
-    backwards: tuple[LossWeight, ...]
-
-
-class GradientSync(Record, frozen=True):
-    """How the gradients of one DistributedDataParallel were synchronised up to now; `number` tells those of a process
-    apart, and the latest record of each counts.
-
-    `unsynchronised` are the steps of an optimizer before which the last backward did not reduce gradients. `repeated`
-    are those with several backwards that did, `reductions` of them in all, while gradients were only added up in
-    between. `exchanged` are the numbers that the program itself has exchanged with other processes while it trained.
-    """
-
-    number: int
-    inside: str  # class of the module
-    unsynchronised: int
-    first_unsynchronised: int | None  # the step
-    repeated: int
-    reductions: int
-    gradient_bytes: int  # of one reduction
-    trained_numbers: int  # in all parameters that are trained
-    exchanged: int
-
-
-class LossForm(Record, frozen=True):
-    """How the loss of a batch of so many rows is made of them: `kind` is what is done with the rows (mean, sum, none or
-    unknown), `factors` what the loss is multiplied with. `gathered` is the number of devices whose losses are averaged
-    or added up, 0 where there is one loss."""
-
-    rows: int
-    kind: str
-    factors: tuple[float, ...]
-    gathered: int
-
-
-class NormLayers(Record, frozen=True):
-    """A model has so many BatchNorm layers that take their statistics from each device alone. `values_per_row` are the
-    values of each row, in a channel, of the layer that has the fewest; `None` where that is not known."""
-
-    module: str  # dotted path of the wrapped sub-module, "" for the whole model
-    inside: str  # class of the module
-    layers: int
-    values_per_row: int | None = None
-
-
-class ParameterSearch(Record, frozen=True):
-    """A DistributedDataParallel searches for unused parameters. In `looks` of its `reductions` every parameter had a
-    gradient; `needed` says that in some one had none."""
-
-    number: int
-    inside: str  # class of the module
-    looks: int
-    reductions: int
-    needed: bool
 
 
 class ProgramProgress(Record, frozen=True, tag="Progress"):
@@ -339,14 +205,14 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     name: str
-    shapes: tuple[Shape, ...] = ()  # of the first tensors that it took
+    shapes: Annotated[tuple[Shape, ...], msgspec.Meta(max_length=64)] = ()  # of the first tensors that it took
 
 
 class GroupCalls(msgspec.Struct, frozen=True, array_like=True):
     """What one rank has called of one process group: the newest call, and the first one that has not ended."""
 
     group: str
-    ranks: tuple[int, ...]  # of the group; empty where they are not known
+    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_LONG_LIST)]  # of the group; empty: not known
     newest: CollectiveCall
     pending: CollectiveCall | None = None
 
@@ -355,7 +221,7 @@ class CallsMade(Record, frozen=True):
     """The collectives that the rank has called so far: the answer to `request`, or (0) sent because it fails."""
 
     request: int
-    groups: tuple[GroupCalls, ...]
+    groups: Annotated[tuple[GroupCalls, ...], msgspec.Meta(max_length=64)]
 
 
 class Hello(Record, frozen=True):
@@ -404,7 +270,7 @@ class Saved(Record, frozen=True):
     rank: int
     step: int
     epoch: int
-    files: tuple[SavedFile, ...]
+    files: Annotated[tuple[SavedFile, ...], _AT_MOST]
     error: str = ""
 
 
@@ -421,7 +287,7 @@ class ProfilePart(Record, frozen=True):
     """The next bytes of the compressed trace of profile `number`, in their order."""
 
     number: int
-    data: bytes
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_PART_BYTES)]
 
 
 class ProfileEnd(Record, frozen=True):
@@ -431,106 +297,3 @@ class ProfileEnd(Record, frozen=True):
     steps: int
     seconds: float
     error: str = ""
-
-
-#: Every record but the two that come in masses.
-SingleRecord = (
-    RankUp
-    | ProgramBegan
-    | DeviceInfo
-    | Outline
-    | BatchSplit
-    | Note
-    | Result
-    | Outcome
-    | Began
-    | Joining
-    | Group
-    | Wrapped
-    | LoaderOpened
-    | Loaded
-    | Activity
-    | Noise
-    | LossWeights
-    | GradientSync
-    | LossForm
-    | NormLayers
-    | ParameterSearch
-    | ProgramProgress
-    | CallsMade
-    | Hello
-    | Returned
-    | Paused
-    | Saved
-    | ProfileBegin
-    | ProfilePart
-    | ProfileEnd
-)
-AnyRecord = Step | MetricSample | SingleRecord
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """Steps and metrics that one process sent without another record in between, each kind in its order."""
-
-    steps: list[Step] = field(default_factory=list)
-    metrics: list[MetricSample] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.steps or self.metrics)
-
-
-def batch_steps(packet: Sequence[AnyRecord]) -> Iterator[StepBatch | SingleRecord]:
-    """The records of one packet in their order, with neighbouring steps and metrics in one batch."""
-    batch = StepBatch()
-    for record in packet:
-        if isinstance(record, Step):
-            batch.steps.append(record)
-        elif isinstance(record, MetricSample):
-            batch.metrics.append(record)
-        else:
-            if batch:
-                yield batch
-                batch = StepBatch()
-            yield record
-    if batch:
-        yield batch
-
-
-def encode_packet(records: Sequence[AnyRecord]) -> bytes:
-    """Encode records as one packet, length first."""
-    body = _encoder.encode(records)
-    return _LENGTH.pack(len(body)) + body
-
-
-class PacketDecoder:
-    """Decodes the packets of a pipe, whose bytes may come in pieces of any size."""
-
-    def __init__(self, limit: int = MAX_PACKET_BYTES) -> None:
-        self._limit = limit  # of one packet
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[AnyRecord, ...]]:
-        """Yield the packets that `data` completes.
-
-        Raises:
-            ValueError: the stream does not consist of packets (an impossible length, or bytes that do not decode).
-        """
-        self._pending += data
-        while len(self._pending) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._pending)
-            if length > self._limit:
-                raise ValueError(f"a packet of {length} bytes is over the limit of {self._limit}")
-            end = _LENGTH.size + length
-            if len(self._pending) < end:
-                return
-            body = bytes(self._pending[_LENGTH.size : end])
-            del self._pending[:end]
-            try:
-                packet = _decoder.decode(body)
-            except msgspec.MsgspecError as error:
-                raise ValueError(f"a packet does not decode: {error}") from error
-            yield packet

@@ -8,6 +8,7 @@ no API process is there that hears at once when something was queued or freed.
 import random
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from time import monotonic
@@ -65,6 +66,16 @@ def backoff_seconds(base: float = 1.0) -> float:
     return base * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
 
 
+def _unclaimed_parts(leases: Mapping[store.PartId, int]) -> dict[store.PartId, int]:
+    """The parts that nobody has claimed of attempts on several nodes, where those that were claimed wait for them. The
+    first heartbeat of a part is its claim."""
+    waiting = {part: beats for part, beats in leases.items() if beats == 0}
+    if not waiting:
+        return {}
+    parts = Counter(part.attempt for part in leases)
+    return {part: beats for part, beats in waiting.items() if parts[part.attempt] > 1}
+
+
 class JobScheduler:
     """Runs `tick` in a thread every `reconcile_seconds`, and `deliver` at once when something is
     queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job. A node
@@ -78,7 +89,8 @@ class JobScheduler:
         self._name = uuid.uuid4().hex
         self._dispatch = store.dispatch(settings.hold_seconds, avoid_slow_from=settings.avoid_slow_from)
         gap = 3 * settings.reconcile_seconds
-        self._leases: LivenessTracker[store.AttemptId] = LivenessTracker(settings.lease_seconds, gap)
+        self._leases: LivenessTracker[store.PartId] = LivenessTracker(settings.lease_seconds, gap)
+        self._unclaimed: LivenessTracker[store.PartId] = LivenessTracker(settings.join_seconds, gap)
         self._nodes: LivenessTracker[str] = LivenessTracker(settings.node_seconds, gap)
         #: Less than a lease: a node and its attempts fall silent together, not all at the same moment.
         patience = min(settings.node_seconds, settings.lease_seconds / 2)
@@ -131,25 +143,34 @@ class JobScheduler:
     def _reap_silent(self) -> None:
         heartbeats = self._store.run(store.read_heartbeats())
         silent = dict(self._silent_nodes.find_silent(heartbeats.nodes))
-        for attempt, heartbeat in self._leases.find_silent(heartbeats.leases):
-            node, seconds = heartbeats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
-            lost = store.reap(
-                attempt,
-                StateReason.LEASE_EXPIRED,
-                f"no heartbeat for {seconds}",
-                heartbeat=heartbeat,
-                backoff_seconds=backoff_seconds(),
-                node_heartbeat=silent.get(node),
-                node_message=f"node {node} is lost: neither it nor the attempt sent a heartbeat for {seconds}",
-            )
-            if reason := self._store.run(lost):
-                log.warning(str(reason), attempt=str(attempt), node=node)
+        unclaimed = _unclaimed_parts(heartbeats.leases)
+        for tracker, counters, seconds in (
+            (self._leases, heartbeats.leases, self._settings.lease_seconds),
+            (self._unclaimed, unclaimed, self._settings.join_seconds),
+        ):
+            for part, heartbeat in tracker.find_silent(counters):
+                self._reap(part, heartbeat, silent.get(part.node), f"{seconds:g} s")
         for node, heartbeat in self._nodes.find_silent(heartbeats.nodes):
             if self._store.run(store.take_down_node(node, heartbeat)):
                 log.warning("node_down", node=node, seconds=self._settings.node_seconds)
 
+    def _reap(self, part: store.PartId, heartbeat: int, node_heartbeat: int | None, seconds: str) -> None:
+        attempt, node = part
+        lost = store.reap(
+            attempt,
+            StateReason.LEASE_EXPIRED,
+            f"no heartbeat for {seconds}",
+            heartbeat=heartbeat,
+            backoff_seconds=backoff_seconds(),
+            node=node,
+            node_heartbeat=node_heartbeat,
+            node_message=f"node {node} is lost: neither it nor the attempt sent a heartbeat for {seconds}",
+        )
+        if reason := self._store.run(lost):
+            log.warning(str(reason), attempt=str(attempt), node=node)
+
     def _reset_trackers(self) -> None:
-        for counters in (self._leases, self._nodes, self._silent_nodes):
+        for counters in (self._leases, self._unclaimed, self._nodes, self._silent_nodes):
             counters.reset()
 
     def _run_loop(self) -> None:

@@ -1,6 +1,5 @@
 """What each device did in the steps of one phase: columns of times, and the sums of them."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
@@ -18,6 +17,8 @@ from jobs.support.quantiles import QuantileSketch
 MAX_LATEST = 15
 #: Kinds of arithmetic that are told apart.
 MAX_ARITHMETICS = 8
+#: Milliseconds, or bytes: what is more was not measured. Sums and squares of such numbers stay numbers.
+MAX_MEASURED = 1e15
 #: Of one device, step by step.
 Column = list[float | None]
 
@@ -232,8 +233,8 @@ class Sums(msgspec.Struct, array_like=True):
 
 
 def measured(value: float | None) -> float | None:
-    """The value if it is a possible measurement: finite and not negative."""
-    return value if value is not None and 0 <= value < math.inf else None
+    """The value if it is a possible measurement: neither negative nor beyond `MAX_MEASURED`."""
+    return value if value is not None and 0 <= value <= MAX_MEASURED else None
 
 
 def estimate_work(device: DeviceSums, share: Share) -> DeviceWork:
@@ -318,20 +319,24 @@ def copying_ms(step: Step) -> float:
     primitives = step.primitives
     if primitives is None:
         return 0.0
-    arrived = sum(value or 0.0 for value in step.arrival_ms)
-    return primitives.replicate_ms + max(0.0, primitives.scatter_ms - arrived) + primitives.gather_ms
+    arrived = _sum_measured(step.arrival_ms)
+    parts = primitives.replicate_ms, primitives.scatter_ms, primitives.gather_ms
+    replicate_ms, scatter_ms, gather_ms = (measured(part) or 0.0 for part in parts)
+    return replicate_ms + max(0.0, scatter_ms - arrived) + gather_ms
 
 
 def _accounted_ms(step: Step) -> float:
     """The parts of a process's step whose names say what it did. Devices of one process work in turn, or the host
     waits for all of them."""
-    backward = step.whole_backward_ms
-    if backward is None:
-        backward = sum(value or 0.0 for value in step.backward_ms)
-    spent = sum([value or 0.0 for value in step.forward_ms]) + backward
+    backward = step.backward_ms if step.whole_backward_ms is None else (step.whole_backward_ms,)
+    spent = _sum_measured(step.forward_ms) + _sum_measured(backward)
     if step.primitives is not None:
-        spent += step.primitives.replicate_ms + step.primitives.scatter_ms + step.primitives.gather_ms
-    return spent + (step.data_wait_ms or 0.0) + (step.optimizer_ms or 0.0)
+        spent += _sum_measured((step.primitives.replicate_ms, step.primitives.scatter_ms, step.primitives.gather_ms))
+    return spent + (measured(step.data_wait_ms) or 0.0) + (measured(step.optimizer_ms) or 0.0)
+
+
+def _sum_measured(values: Sequence[float | None]) -> float:
+    return sum([value for value in values if value is not None and 0 <= value <= MAX_MEASURED])
 
 
 def known_values(column: Sequence[float | None]) -> list[float]:

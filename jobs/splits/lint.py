@@ -25,6 +25,7 @@ _MAX_BATCH_SIZE = 1_000_000
 _BATCH_SIZE = "program.data.batch_size"
 _DROP_LAST = "program.data.drop_last"
 _DEVICES = "resources.devices"
+_NODES = "resources.nodes"
 _STRAGGLER = "program.straggler"
 
 
@@ -187,7 +188,7 @@ def _of_norm_layers(spec: JobSpec, split: _Split, rows: int | None, norms: NormF
 
 
 def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[SplitProblem]:
-    devices, data = spec.resources.devices, spec.recipe.data
+    devices, data = spec.all_devices, spec.recipe.data
     if data.drop_last:
         used = sum(sum(shards) * times for shards, times in epoch_steps(spec, rows))
         if used < rows:
@@ -304,12 +305,21 @@ def _keep_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
 
 
 def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
-    for devices in range(spec.resources.devices - 1, 0, -1):
+    asked = spec.resources
+    fewer = [
+        (devices, nodes)
+        for nodes in range(asked.nodes, 0, -1)
+        for devices in range(asked.devices, 0, -1)
+        if devices * nodes < spec.all_devices
+    ]
+    # As many as can be; of equally many, on as many nodes as they are asked for.
+    for devices, nodes in sorted(fewer, key=lambda one: one[0] * one[1], reverse=True):
         moved = spec.parallelism.output_device >= devices
         yield {
-            _DEVICES: devices,
+            **({_DEVICES: devices} if devices != asked.devices else {}),
+            **({_NODES: nodes} if nodes != asked.nodes else {}),
             **({"parallelism.output_device": 0} if moved else {}),
-            **({_STRAGGLER: None} if _slow_one(spec) >= devices else {}),
+            **({_STRAGGLER: None} if _slow_one(spec) >= devices * nodes else {}),
         }
 
 

@@ -23,7 +23,7 @@ import msgspec
 from jobs.model.spec import JobSpec, RecipeProgram
 from shardyard.contract.report import Pattern
 
-#: Rows of one split, one number per leased device.
+#: Rows of one split, one number per leased device, those of all nodes in their order.
 Rows = tuple[int, ...]
 #: A split, and how many batches in a row are divided that way.
 Run = tuple[Rows, int]
@@ -117,7 +117,7 @@ def epoch_steps(spec: JobSpec, rows: int) -> list[Run]:
 
 def epoch_batches(spec: JobSpec, rows: int) -> list[Run]:
     """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
-    data, devices = spec.recipe.data, spec.resources.devices
+    data, devices = spec.recipe.data, spec.all_devices
     if spec.distributed:
         mine = sampler_rows(rows, devices, data.drop_last)
         return [((size,) * devices, count) for size, count in loader_batches(mine, data.batch_size, data.drop_last)]
@@ -126,7 +126,7 @@ def epoch_batches(spec: JobSpec, rows: int) -> list[Run]:
 
 def evaluation_batches(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
     """The splits of one evaluation over `rows` rows, in order. Ranks may run out at different batches."""
-    devices = spec.resources.devices
+    devices = spec.all_devices
     if not spec.distributed:
         return [(chunk_rows(size, devices), count) for size, count in loader_batches(rows, batch_size, drop_last=False)]
     shards = strided_rows(rows, devices)
@@ -211,7 +211,7 @@ def _phase_patterns(spec: JobSpec, phase: str, runs: list[Run] | None, passes: i
 
 
 def _full_batch(spec: JobSpec, phase: str) -> Rows:
-    evaluate, devices = spec.recipe.evaluate, spec.resources.devices
+    evaluate, devices = spec.recipe.evaluate, spec.all_devices
     size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.recipe.data.batch_size
     times = 1 if phase == "eval" else spec.recipe.accumulate_steps
     rows = (size,) * devices if spec.distributed else chunk_rows(size, devices)

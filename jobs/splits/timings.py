@@ -42,6 +42,7 @@ from jobs.splits.device_sums import (
 )
 from jobs.splits.estimates import TimeEstimate
 from jobs.splits.even_steps import EvenSteps
+from jobs.splits.node_measures import find_slowest_node
 from jobs.splits.step_windows import StepColumns
 from jobs.splits.throughput import NO_FACTS, WorkFacts, rate_device
 from jobs.splits.what_if import predict_even_run
@@ -263,34 +264,38 @@ class Measures:
         known = [one for one in timings if one is not None]
         return PrimitiveTimings(*known) if len(known) == len(timings) else None
 
-    def balance(self, output_device: int | None) -> Balance:
-        """`output_device`: where DataParallel gathers on real devices; `None` when there is none."""
+    def waited_ms(self) -> list[float] | None:
+        """How long each device waited for the others, in the steps in which that is known of all of them."""
+        if not self.covered_steps or len(self.sums.devices) < 2:
+            return None
+        return [device.covered_comm_ms for device in self.sums.devices]
+
+    def balance(self, output_device: int | None, nodes: Sequence[str] = ()) -> Balance:
+        """`output_device`: where DataParallel gathers on real devices; `None` when there is none. `nodes`: that of each
+        device."""
         counted = self._rows()
         busy = [device.covered_ms + device.covered_wait_ms for device in self.sums.devices]
         times = busy if self.covered_steps else None
-        wasted = self._for_all_steps(self.sums.totals.wasted_ms)
+        wasted, waited = self._for_all_steps(self.sums.totals.wasted_ms), self.waited_ms()
         return Balance(
             rows_max_over_mean=_max_over_mean(counted),
             time_max_over_mean=_max_over_mean(times),
-            slowest_device=self._slowest_device() if times and len(busy) > 1 else None,
+            slowest_device=None if waited is None else waited.index(min(waited)),
             cause=self._cause(),
             idle_device_steps=sum(device.idle_steps for device in self.sums.devices) if self.sums.steps else None,
             wasted_device_seconds=round(wasted / 1000, 6) if times else None,
             output_device_memory_skew=self._memory_skew(output_device),
+            slowest_node=None if waited is None else find_slowest_node(nodes, waited),
         )
 
     def what_if(self, walls_ms: Sequence[float | None] = ()) -> WhatIf | None:
         """What the run would have taken without its slow devices. `None` where there is nothing to compare."""
-        devices, walls = self.sums.devices, [wall for wall in walls_ms if wall is not None]
-        if len(devices) < 2 or not self.covered_steps or not walls:
+        waited, walls = self.waited_ms(), [wall for wall in walls_ms if wall is not None]
+        if waited is None or not walls:
             return None
         wall_ms = max(walls) - self._for_all_steps(self.sums.totals.in_turn_ms)
-        return predict_even_run(self.sums.even, devices, self._slowest_device(), wall_ms, self._for_all_steps(1.0))
-
-    def _slowest_device(self) -> int:
-        """The one that waited least for the others."""
-        waited = [device.covered_comm_ms for device in self.sums.devices]
-        return waited.index(min(waited))
+        slowest = waited.index(min(waited))
+        return predict_even_run(self.sums.even, self.sums.devices, slowest, wall_ms, self._for_all_steps(1.0))
 
     def shards_ms(self) -> tuple[float, float] | None:
         """What the shards of one process's step take one after another, and at once. Where backward is known only of

@@ -1,8 +1,8 @@
 """Attempts: dispatched, claimed, renewed, finished or reaped, and their devices given back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from jobs.model.device_history import DeviceMark
 from jobs.model.state import CAUSE_OF, StateReason, SupervisorCommand
@@ -36,6 +36,13 @@ class AttemptId:
     @property
     def job_ref(self) -> str:
         return job_ref(self.tenant, self.job)
+
+
+class PartId(NamedTuple):
+    """Names what an attempt does on one of its nodes."""
+
+    attempt: AttemptId
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +89,25 @@ def dispatch(
 
 @dataclass(frozen=True, slots=True)
 class ClaimReply:
+    """`part` is that of the node in the attempt; 0 leads. The others are told its `link`, "" until it has claimed."""
+
     granted: bool
     refused: str = ""
+    part: int = 0
+    link: str = field(default="", repr=False)  # it has a secret
 
 
-def claim(attempt: AttemptId, claimant: str, node: str) -> Call[ClaimReply]:
-    """Take an attempt for a supervisor. `claimant` is a nonce that every later call must show."""
+def claim(attempt: AttemptId, claimant: str, node: str, link: str = "") -> Call[ClaimReply]:
+    """Take a node's part of an attempt for a supervisor. `claimant` is a nonce that every later call must show. `link`
+    is where the leader hears the other parts, with the secret that they show it; whoever does not lead claims again to
+    learn it."""
 
-    def decode(reply: Sequence[bytes]) -> ClaimReply:
-        return ClaimReply(True) if reply[0] == b"claimed" else ClaimReply(False, reply[1].decode())
+    def decode(reply: Sequence[Any]) -> ClaimReply:
+        if reply[0] != b"claimed":
+            return ClaimReply(False, reply[1].decode())
+        return ClaimReply(True, part=int(reply[1]), link=reply[2].decode())
 
-    return call_function("claim", decode, **_claimed(attempt, claimant), node=node)
+    return call_function("claim", decode, **_claimed(attempt, claimant), node=node, link=link)
 
 
 def record_milestone(attempt: AttemptId, claimant: str, milestone: Literal["running", "first_step"]) -> Call[bool]:
@@ -100,14 +115,15 @@ def record_milestone(attempt: AttemptId, claimant: str, milestone: Literal["runn
     return call_function("record_milestone", is_ok, **_claimed(attempt, claimant), milestone=milestone)
 
 
-def renew_lease(attempt: AttemptId, claimant: str) -> Call[SupervisorCommand]:
-    """Beat the lease, unless it is lost; what the supervisor should do now."""
-    return call_function("renew_lease", _command, **_claimed(attempt, claimant))
+def renew_lease(attempt: AttemptId, claimant: str, part: int = 0) -> Call[SupervisorCommand]:
+    """Beat a part's lease, unless it is lost; what its supervisor should do now. A part that does not lead only learns
+    whether it is lost."""
+    return call_function("renew_lease", _command, **_claimed(attempt, claimant), part=part)
 
 
-def read_command(attempt: AttemptId, claimant: str) -> Call[SupervisorCommand]:
-    """What the supervisor should do now."""
-    return call_function("read_command", _command, **_claimed(attempt, claimant))
+def read_command(attempt: AttemptId, claimant: str, part: int = 0) -> Call[SupervisorCommand]:
+    """What the supervisor of a part should do now."""
+    return call_function("read_command", _command, **_claimed(attempt, claimant), part=part)
 
 
 def commit_checkpoint(
@@ -176,6 +192,22 @@ def finish(
     )
 
 
+def abandon(attempt: AttemptId, claimant: str, node: str, message: str, *, backoff_seconds: float = 0) -> Call[bool]:
+    """Give up an attempt over several nodes that cannot begin, because the part on `node` has not joined the leader,
+    whose `claimant` this is. The job goes back to the queue at nobody's cost, and avoids `node` next time. False: the
+    lease was lost before. The attempt's reason is `node_lost` where the node is down, `lease_expired` where nobody has
+    claimed the part there, else `link_lost`."""
+    return call_function(
+        "abandon",
+        is_ok,
+        **_claimed(attempt, claimant),
+        node=node,
+        message=message,
+        backoff_us=int(backoff_seconds * 1e6),
+        max_losses=MAX_LOSSES,
+    )
+
+
 def reap(
     attempt: AttemptId,
     reason: StateReason,
@@ -183,10 +215,12 @@ def reap(
     *,
     heartbeat: int | None,
     backoff_seconds: float,
+    node: str = "",
     node_heartbeat: int | None = None,
     node_message: str = "",
 ) -> Call[StateReason | None]:
-    """End an attempt whose supervisor is gone. `heartbeat` is the value that stood still; None with proof of death.
+    """End an attempt of which a supervisor is gone: that of the part on `node`, or of the leader's. `heartbeat` is the
+    value of its counter that stood still; None with proof of death.
     `node_heartbeat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
     `node_message`; so it does on a node that is down, unless there is proof. Returns the reason that it ended with;
     None: it is alive after all, or has ended already."""
@@ -205,6 +239,7 @@ def reap(
         message=message,
         backoff_us=int(backoff_seconds * 1e6),
         max_losses=MAX_LOSSES,
+        node=node,
         node_heartbeat="" if node_heartbeat is None else node_heartbeat,
         node_message=node_message,
     )

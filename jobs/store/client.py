@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     MasterDownError,
@@ -46,6 +46,18 @@ def connect(url: str) -> "redis.Redis":
         health_check_interval=15,
         retry=_retry(),
         driver_info=None,  # else each connection reads which version this is from disk, and tells it in two more calls
+    )
+    return client
+
+
+def connect_for_loss(url: str, wait_seconds: float) -> "redis.Redis":
+    """A synchronous client for what may get lost: no wait is longer than `wait_seconds`, and nothing is sent again."""
+    client: redis.Redis = redis.Redis.from_url(
+        url,
+        socket_timeout=wait_seconds,
+        socket_connect_timeout=wait_seconds,
+        retry=Retry(NoBackoff(), 0),
+        driver_info=None,  # as above
     )
     return client
 

@@ -23,11 +23,14 @@ SHARED_PARTS = (
     "values",
     "notifications",
     "transitions",
+    "parts",
     "bundles",
     "stored_jobs",
     "queues",
     "history",
+    "policies",
     "devices",
+    "gangs",
     "attempts",
     "drains",
 )
@@ -45,6 +48,7 @@ _READING = frozenset(
         "read_fleet",
         "read_history",
         "list_tokens",
+        "list_secrets",
         "list_jobs",
         "read_command",
         "read_job",
@@ -54,7 +58,7 @@ _READING = frozenset(
         "read_versions",
     }
 )
-_REFUSED_WHEN_FULL = frozenset({"put_bundle", "request_profile", "submit"})
+_REFUSED_WHEN_FULL = frozenset({"put_bundle", "put_secret", "request_profile", "submit"})
 #: Libraries of other versions that a server keeps. One that is deleted while a process still uses it is loaded again.
 MAX_OTHER_LIBRARIES = 8
 _NAME_PREFIX = "shardyard_"

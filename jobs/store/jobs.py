@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
 from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
-from jobs.model.state import JobState, StateReason
+from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
@@ -27,6 +28,8 @@ MAX_CANCEL_SCANNED = 1_000
 MAX_CANCELLED = 50
 #: Jobs that one page looks at, when a filter matches rarely.
 MAX_SCANNED = 1_000
+#: Rows of jobs that have ended which a process keeps decoded, at about a kilobyte each.
+KEPT_ROWS = 4096
 IDEMPOTENCY_SECONDS = 7 * 86_400
 
 
@@ -80,6 +83,7 @@ def submit(
         id=job,
         pool=spec.pool,
         devices=spec.resources.devices,
+        nodes=spec.resources.nodes,
         priority=spec.priority,
         name=spec.name or "",
         strategy=spec.parallelism.strategy,
@@ -110,6 +114,11 @@ def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None
             f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
             f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
         )
+    if status == "too_few_nodes":
+        raise TooLargeForPool(
+            f"the job needs {spec.resources.devices} devices on each of {spec.resources.nodes} nodes, but "
+            f"{detail[0]} of pool {spec.pool!r} have so many; lower resources.nodes or choose another pool"
+        )
 
 
 def _new_record(tenant: str, job: str, spec: JobSpec, parent: str, *, created: int) -> JobRecord:
@@ -120,6 +129,7 @@ def _new_record(tenant: str, job: str, spec: JobSpec, parent: str, *, created: i
         name=spec.name or "",
         pool=spec.pool,
         devices=spec.resources.devices,
+        nodes=spec.resources.nodes,
         priority=spec.priority,
         strategy=spec.parallelism.strategy,
         labels=spec.labels,
@@ -194,7 +204,7 @@ def list_jobs(
         next_id, waiting, *rows = reply
         queues = {job.decode(): QueueView(*map(int, queue)) for job, *queue in waiting}
         pairs = zip(rows[::2], rows[1::2], strict=True)
-        jobs = tuple(_read_row(tenant, job, values) for job, values in pairs)
+        jobs = tuple(_read_row(tenant, job, tuple(values)) for job, values in pairs)
         return JobRowPage(jobs, next_id.decode() or None, queues)
 
     return call_function(
@@ -209,9 +219,19 @@ def list_jobs(
     )
 
 
-def _read_row(tenant: str, job: bytes, values: Sequence[bytes | None]) -> JobRow:
+def _read_row(tenant: str, job: bytes, values: tuple[bytes | None, ...]) -> JobRow:
+    """The row of a job from the values of `ROW_FIELDS`; the same object as before where a job has ended, and so cannot
+    change."""
+    return (_decode_ended_row if values[0] in _ENDED else _decode_row)(tenant, job, values)
+
+
+def _decode_row(tenant: str, job: bytes, values: tuple[bytes | None, ...]) -> JobRow:
     fields = {name: value for name, value in zip(ROW_FIELDS, values, strict=True) if value is not None}
     return JobRow.from_fields(tenant, job.decode(), fields)
+
+
+_ENDED = frozenset(str(state).encode() for state in TERMINAL)
+_decode_ended_row = lru_cache(KEPT_ROWS)(_decode_row)
 
 
 def _filter_arguments(tenant: str, chosen: JobFilter) -> dict[str, Word]:

@@ -1,16 +1,18 @@
 """Nodes: registered, alive, drained, gone."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
 
-from jobs.model.records import NodeInfo, NodeRecord
+from jobs.model.pool_policy import DEFAULT_POLICY, PoolPolicy
+from jobs.model.records import Fields, LowDisk, NodeInfo, NodeRecord
 from jobs.model.state import AttemptState
-from jobs.store.attempts import AttemptId
+from jobs.store.attempts import AttemptId, PartId
 from jobs.store.call import Call, call_function, is_ok, read_hash
+from jobs.store.policies import decode_policies
 from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
 
 #: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is
@@ -25,9 +27,18 @@ class Registration(StrEnum):
 
 
 def register_node(
-    node: str, instance: str, pool: str, address: str, info: NodeInfo, *, home: str
+    node: str,
+    instance: str,
+    pool: str,
+    address: str,
+    info: NodeInfo,
+    *,
+    home: str,
+    reach: str = "",
+    topology: str = "",
 ) -> Call[Registration]:
-    """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts."""
+    """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts. Nodes of the
+    same `reach` can run one job together (empty: it can with none), and those of the same `topology` do so first."""
     return call_function(
         "register_node",
         lambda reply: Registration(reply.decode()),
@@ -39,6 +50,10 @@ def register_node(
         info=msgspec.json.encode(info),
         count=len(info.devices),
         home=home,
+        box=info.box_level,
+        box_network="1" if info.has_right("network") else "",
+        reach=reach,
+        topology=topology,
     )
 
 
@@ -82,9 +97,12 @@ class HeartbeatReply:
     deadline: DrainDeadline | None = None  # None: there is none, or it is over and told
 
 
-def renew_node(node: str, instance: str, deadline: DrainDeadline | None = None) -> Call[HeartbeatReply]:
+def renew_node(
+    node: str, instance: str, deadline: DrainDeadline | None = None, low: LowDisk | None = None
+) -> Call[HeartbeatReply]:
     """Beat as a node; learns which attempts hold devices here, in which state they are, and how long they may stay.
-    `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back."""
+    `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back. While a disk is
+    `low`, the node gets no work."""
 
     def decode(reply: Sequence[bytes]) -> HeartbeatReply:
         status, *rest = (part.decode() for part in reply)
@@ -96,7 +114,15 @@ def renew_node(node: str, instance: str, deadline: DrainDeadline | None = None) 
         return HeartbeatReply(NodeStanding(status), holding, DrainDeadline(int(drain), float(left)) if left else None)
 
     drain, left = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
-    return call_function("renew_node", decode, node=node, instance=instance, known_drain=drain, known_left=left)
+    return call_function(
+        "renew_node",
+        decode,
+        node=node,
+        instance=instance,
+        known_drain=drain,
+        known_left=left,
+        low=b"" if low is None else msgspec.json.encode(low),
+    )
 
 
 def take_down_node(node: str, heartbeat: int | None) -> Call[bool]:
@@ -141,6 +167,13 @@ def evict_node(node: str, drain: int) -> Call[bool]:
     return call_function("evict_node", is_ok, node=node, drain=drain)
 
 
+def relieve_node(node: str, instance: str, low: LowDisk) -> Call[int]:
+    """Have all attempts of a node save what they have done and go back to queued, at no cost: a disk there, `low`, is
+    nearly full. The node gets no work from then on, until a heartbeat says that there is room. Returns how many were
+    asked for the first time; nothing happens where `instance` is not the node's worker any more."""
+    return call_function("relieve_node", int, node=node, instance=instance, low=msgspec.json.encode(low))
+
+
 def _raise_if_missing(node: str) -> Callable[[bytes], None]:
     def decode(reply: bytes) -> None:
         if reply == b"missing":
@@ -151,20 +184,18 @@ def _raise_if_missing(node: str) -> Callable[[bytes], None]:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """Everything that the reaper watches."""
+    """Everything that the reaper watches, each with its counter."""
 
-    leases: dict[AttemptId, int]
+    leases: dict[PartId, int]
     nodes: dict[str, int]  # those that count as alive
-    node_of: dict[AttemptId, str]
 
 
 def read_heartbeats() -> Call[Heartbeats]:
     def decode(reply: Sequence[Any]) -> Heartbeats:
         leases, nodes = reply
         return Heartbeats(
-            {AttemptId.parse(ref.decode()): int(heartbeat) for ref, heartbeat, _ in leases},
+            {PartId(AttemptId.parse(ref.decode()), node.decode()): int(heartbeat) for ref, heartbeat, node in leases},
             {node.decode(): int(heartbeat) for node, heartbeat in nodes},
-            {AttemptId.parse(ref.decode()): node.decode() for ref, _, node in leases},
         )
 
     return call_function("read_heartbeats", decode)
@@ -201,16 +232,28 @@ def acquire_lead(candidate: str, ttl_seconds: float) -> Call[float]:
 class FleetRecords:
     nodes: tuple[NodeRecord, ...]
     queued: dict[str, int]  # pool -> jobs that wait in it
+    policies: Mapping[str, PoolPolicy] = field(default_factory=dict)  # by pool, of those that have one
 
 
 def read_fleet() -> Call[FleetRecords]:
-    """Every node and pool."""
+    """Every node, pool and policy."""
 
     def decode(reply: Sequence[Any]) -> FleetRecords:
-        nodes, pools = reply
-        records = (NodeRecord.from_fields(node.decode(), *map(read_hash, hashes)) for node, *hashes in nodes)
+        nodes, pools, found = reply
+        policies = decode_policies(read_hash(found))
+        records = (
+            _read_node(node.decode(), [read_hash(reply) for reply in hashes], policies) for node, *hashes in nodes
+        )
         return FleetRecords(
-            tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
+            tuple(sorted(records, key=lambda node: node.id)),
+            {pool.decode(): int(n) for pool, n in sorted(pools)},
+            policies,
         )
 
     return call_function("read_fleet", decode)
+
+
+def _read_node(node: str, hashes: Sequence[Fields], policies: Mapping[str, PoolPolicy]) -> NodeRecord:
+    fields, held, quarantine, suspects = hashes
+    policy = policies.get(fields[b"pool"].decode(), DEFAULT_POLICY)
+    return NodeRecord.from_fields(node, fields, held, quarantine, suspects, policy)

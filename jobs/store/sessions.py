@@ -1,10 +1,16 @@
 """Sessions of the dashboard: a browser holds a random id in place of a token, and Redis knows whose it is.
 
-Redis keeps the SHA-256 of the id. A session ends by itself; it is good only as long as its token is.
+Redis keeps the SHA-256 of the id. A session ends by itself; it is good only as long as its token is, with the secret
+that it had when the session began. The proof of that is made with the session's id, which Redis has not: an operator's
+token may be a phrase of his own, whose bare digest would let a reader of Redis try guesses.
 """
 
+import hashlib
+import hmac
 import secrets
+from dataclasses import dataclass
 
+from jobs.model.records import TokenRecord
 from jobs.protocol.names import session_key
 from jobs.store.call import Call, call_function, ignore_reply
 from jobs.store.tokens import hash_secret
@@ -14,21 +20,48 @@ SESSION_SECONDS = 12 * 3600
 MAX_ID_LENGTH = 64
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOwner:
+    """The token that a session belongs to, by its id and by a proof of its secret. A session of an earlier version has
+    no proof ("")."""
+
+    token: str
+    proof: str
+
+
 def new_session_id() -> str:
     return secrets.token_urlsafe(32)
 
 
-def begin_session(session: str, token: str) -> Call[None]:
-    """Begin a session of the token with the id `token`."""
+def begin_session(session: str, token: str, digest: str) -> Call[None]:
+    """Begin a session of the token with the id `token`, whose secret has the SHA-256 `digest`."""
+    owner = f"{token} {_prove_digest(session, digest)}"
     return call_function(
-        "put_session", ignore_reply, digest=hash_secret(session), token=token, ttl_seconds=SESSION_SECONDS
+        "put_session", ignore_reply, digest=hash_secret(session), owner=owner, ttl_seconds=SESSION_SECONDS
     )
 
 
-def read_session(session: str) -> Call[str | None]:
-    """Id of the token that a session belongs to; None where it has ended, or never was."""
-    return Call(("GET", session_key(hash_secret(session))), lambda reply: reply.decode() if reply else None)
+def read_session(session: str) -> Call[SessionOwner | None]:
+    """The token that a session belongs to; None where it has ended, or never was."""
+
+    def decode(reply: bytes | None) -> SessionOwner | None:
+        if not reply:
+            return None
+        token, _, proof = reply.decode().partition(" ")
+        return SessionOwner(token, proof)
+
+    return Call(("GET", session_key(hash_secret(session))), decode)
+
+
+def is_owner(owner: SessionOwner, session: str, record: TokenRecord) -> bool:
+    """Whether the session began with this very secret: under the id that an operator's tokens share there may be
+    another one by now."""
+    return hmac.compare_digest(owner.proof, _prove_digest(session, record.digest))
 
 
 def end_session(session: str) -> Call[None]:
     return Call(("DEL", session_key(hash_secret(session))), ignore_reply)
+
+
+def _prove_digest(session: str, digest: str) -> str:
+    return hmac.new(session.encode(), digest.encode(), hashlib.sha256).hexdigest()

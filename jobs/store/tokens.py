@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from jobs.model.records import TokenRecord
-from jobs.protocol.names import token_key
+from jobs.protocol.names import token_key, tokens_key
 from jobs.store.call import Call, call_function, ignore_reply, read_hash
 from shardyard.contract.errors import NotFound
 
@@ -21,6 +21,8 @@ PREFIX = "sy"
 OPERATOR_ID = "admin"
 MIN_OPERATOR_LENGTH = 20
 MAX_TEXT_LENGTH = 512
+#: Keys that one step of a search for tenants looks at.
+SCANNED_KEYS = 1_000
 
 
 class Scope(StrEnum):
@@ -77,6 +79,11 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+def hash_token(text: str) -> str:
+    """The digest that the record of a token with this text has."""
+    return hash_secret(split_token(text)[1])
+
+
 def verify_secret(record: TokenRecord, secret: str, *, now: int) -> bool:
     """Whether `secret` is the token's, compared in constant time, and the token has not expired."""
     same = hmac.compare_digest(record.digest, hash_secret(secret))
@@ -117,6 +124,17 @@ def list_tokens(tenant: str) -> Call[tuple[TokenRecord, ...]]:
         return tuple(sorted(records, key=lambda record: (record.created, record.id)))
 
     return call_function("list_tokens", decode, tenant=tenant)
+
+
+def scan_tenants(cursor: int) -> Call[tuple[int, tuple[str, ...]]]:
+    """Some tenants that have tokens, and the cursor of the next call; 0: those were all. Begin with 0. A tenant may
+    come twice."""
+
+    def decode(reply: Sequence[Any]) -> tuple[int, tuple[str, ...]]:
+        following, keys = reply
+        return int(following), tuple(key.decode().removeprefix(tokens_key("")) for key in keys)
+
+    return Call(("SCAN", cursor, "MATCH", tokens_key("*"), "COUNT", SCANNED_KEYS), decode)
 
 
 def revoke_token(tenant: str, token: str) -> Call[None]:

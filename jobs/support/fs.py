@@ -1,10 +1,14 @@
-"""Files and directories on disk: replaced at once, names that are synced, and trees of users' programs, removed."""
+"""Files and directories on disk: replaced at once, names that are synced, space that is allocated ahead, and trees of
+users' programs, removed."""
 
+import contextlib
+import ctypes
+import errno
 import os
-import shutil
-import subprocess
-from contextlib import suppress
+import stat
 from pathlib import Path
+
+from jobs.support.directory_cursor import DirectoryCursor
 
 
 def sync_directory(directory: Path) -> None:
@@ -32,6 +36,74 @@ def replace_file(path: Path, body: bytes) -> None:
     draft.replace(path)
 
 
+def overwrite_file(path: Path, body: bytes) -> None:
+    """Write a file in place, made if need be: what it had allocated is used again, so a full disk takes a body that is
+    no longer. Not for readers that come meanwhile.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(file, body, 0)
+        os.ftruncate(file, len(body))
+    finally:
+        os.close(file)
+
+
+def allocate_file(path: Path, size: int) -> None:
+    """Have a file of `size` bytes whose space is allocated, made if need be.
+
+    Raises:
+        OSError: there is no room, or its file system cannot do that.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _allocate(file, 0, 0, size)
+    finally:
+        os.close(file)
+
+
+def allocate_ahead(path: Path, size: int) -> None:
+    """Allocate space for the next `size` bytes that are appended to a file, whose length stays as it is. Raises as
+    `allocate_file` does, and where there is no such file."""
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        _allocate(file, _KEEP_SIZE, os.fstat(file).st_size, size)
+    finally:
+        os.close(file)
+
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+def _allocate(file: int, mode: int, offset: int, size: int) -> None:
+    """The system call: `os.posix_fallocate` has no mode, and fills the file where its file system cannot allocate."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def read_plain_file(path: Path, most: int) -> bytes:
+    """The first bytes of a file that a job may have replaced: a link is not followed, and a pipe not waited for.
+
+    Raises:
+        FileNotFoundError: there is no plain file.
+        OSError: it cannot be read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path)) from error
+        raise
+    with open(file, "rb") as reader:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
+        return reader.read(most)
+
+
 def remove_tree(directory: Path) -> None:
     """Remove a directory and all in it, however deep that is, and where directories are closed to their owner, whom we
     are. No link is followed. It may be gone already.
@@ -39,15 +111,57 @@ def remove_tree(directory: Path) -> None:
     Raises:
         OSError: something of it stays.
     """
-    with suppress(OSError, RecursionError):
-        shutil.rmtree(directory)  # a call and an open file for each level, of which there may be too many
+    try:
+        cursor = DirectoryCursor(directory.parent)
+    except FileNotFoundError:
         return
-    if os.geteuid() != 0:  # to whom nothing is closed, and whom a link that takes a name's place would lead astray
-        _run_command("chmod", "-R", "u+rwX", "--", directory)
-    done = _run_command("rm", "-rf", "--", directory)
-    if done.returncode:
-        raise OSError(f"{directory} cannot be removed: {done.stderr[-1000:].strip()}")
+    with contextlib.closing(cursor):
+        stays = _remove_entries(cursor, directory.name)
+    if stays is not None:
+        raise OSError(f"{directory} cannot be removed: {stays}") from stays
 
 
-def _run_command(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+def _remove_entries(cursor: DirectoryCursor, top: str) -> OSError | None:
+    """Remove an entry of the cursor's directory with all that is below it. The first error, which stops nothing."""
+    stays: OSError | None = None
+    to_remove = [[top]]
+    while to_remove:
+        try:
+            if to_remove[-1]:
+                to_remove += _remove_entry(cursor, to_remove[-1].pop())
+            elif len(to_remove) == 1:
+                return stays
+            else:
+                name = cursor.names[-1]
+                del to_remove[-cursor.leave() :]
+                os.rmdir(name, dir_fd=cursor.fd)
+        except FileNotFoundError:  # somebody else removes it, too
+            continue
+        except OSError as error:
+            stays = stays or error
+    return stays
+
+
+def _remove_entry(cursor: DirectoryCursor, name: str) -> list[list[str]]:
+    """Remove an entry, or enter it where it is a directory: what is to be removed in there. Raises OSError."""
+    try:
+        os.unlink(name, dir_fd=cursor.fd)
+    except IsADirectoryError:
+        _enter_closed(cursor, name)
+        return [os.listdir(cursor.fd)]
+    return []
+
+
+def _enter_closed(cursor: DirectoryCursor, name: str) -> None:
+    """Enter a directory that may be closed to its owner. Nothing is closed to root, whom a link that takes a name's
+    place would lead astray."""
+    try:
+        cursor.enter(name)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        os.chmod(name, stat.S_IRWXU, dir_fd=cursor.fd)
+        cursor.enter(name)
+    mode = stat.S_IMODE(os.fstat(cursor.fd).st_mode)
+    if os.geteuid() != 0 and mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.fchmod(cursor.fd, mode | stat.S_IRWXU)

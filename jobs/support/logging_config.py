@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
@@ -43,6 +44,23 @@ def configure_logging(level: str, libraries: str = "") -> None:
     if root.level < logging.WARNING:
         for chatty in ("kombu", "celery", "amqp", "asyncio"):
             _set_level(logging.getLogger(chatty), logging.WARNING)
+
+
+def clean_log_lines(clean: Callable[[bytes], bytes]) -> None:
+    """Have every line that this process logs from now on pass through `clean` before it is written."""
+    structlog.get_config()["processors"].append(lambda _logger, _level, line: clean(line))
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_CleanFormatter(handler.formatter, clean))
+
+
+class _CleanFormatter(logging.Formatter):
+    def __init__(self, formatter: logging.Formatter | None, clean: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._formatter = formatter or logging.Formatter()
+        self._clean = clean
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._clean(self._formatter.format(record).encode()).decode()
 
 
 def _complete_event(logger: Any, level: str, event: Any) -> Any:

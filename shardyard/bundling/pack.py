@@ -1,6 +1,6 @@
 """Packing a directory of code into a bundle: which files, and the zip that holds them.
 
-`select` walks the directory and decides; `write` makes the zip. The same files make the same bytes,
+`select_files` walks the directory and decides; `write_bundle` makes the zip. The same files make the same bytes,
 whenever and wherever they are packed, so a bundle that the service knows is not sent again.
 
 What is packed, first match wins:
@@ -30,8 +30,10 @@ from typing import Literal
 from pathspec import GitIgnoreSpec
 
 from shardyard import formatting
+from shardyard.bundling.gitignore import IgnoreRules, is_ignored, read_rules_above, read_rules_in
 from shardyard.contract.bundle_rules import DEFAULT_LIMITS, MAX_PARTS, BundleLimits, BundleNames
 from shardyard.contract.errors import BadBundle, FieldError, InvalidRequest
+from shardyard.contract.plain_text import escape_unsafe
 
 #: Names that are never packed, wherever they are.
 NEVER = frozenset(
@@ -40,7 +42,6 @@ NEVER = frozenset(
 )
 #: A directory that holds one of these is a Python environment.
 ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-MAX_IGNORE_FILE_BYTES = 1024 * 1024
 #: How many problems one message lists.
 MAX_PROBLEMS = 20
 #: An ignored directory is one line here, but a million ignored files beside each other are as many.
@@ -89,18 +90,6 @@ class WrittenBundle:
 
     id: str
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _IgnoreRules:
-    """Ignore patterns and the directory that they are relative to."""
-
-    base: str
-    patterns: GitIgnoreSpec
-
-    def verdict(self, path: str) -> bool | None:
-        """True: ignored; False: included again by a pattern with "!"; None: no rule matches."""
-        return self.patterns.check_file(path[len(self.base) + 1 :]).include
 
 
 def select_files(
@@ -183,7 +172,7 @@ class _DirectoryWalk:
         self.chosen = FileSelection()
 
     def run(self) -> None:
-        self._walk_directory(self._root, "", "ruled", _rules_above(self._root), (self._root,))
+        self._walk_directory(self._root, "", "ruled", read_rules_above(self._root), (self._root,))
         if self._problems:
             raise InvalidRequest(
                 "the directory cannot be packed as it is; fix this, or leave it out with --exclude",
@@ -192,7 +181,7 @@ class _DirectoryWalk:
         _check_size(self.chosen, self._limits)
 
     def _walk_directory(
-        self, directory: str, path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...], way: tuple[str, ...]
+        self, directory: str, path: str, mode: _Mode, rules: tuple[IgnoreRules, ...], way: tuple[str, ...]
     ) -> None:
         """Pack what is below `path`, which is "" for the root, else ends in "/".
 
@@ -207,13 +196,13 @@ class _DirectoryWalk:
             return self._add_problem(path, f"cannot be listed: {error.strerror}")
         if path and not entries and mode != "ignored" and self._reserve_name(path):
             self.chosen.directories.append(path)
-        rules += tuple(_rules_in(directory))
+        rules += tuple(read_rules_in(directory))
         for entry in entries:
             self._entry(entry, path + entry.name, mode, rules, way)
         return None
 
     def _entry(
-        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...], way: tuple[str, ...]
+        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[IgnoreRules, ...], way: tuple[str, ...]
     ) -> None:
         if _is_never(entry.name):
             return
@@ -232,7 +221,7 @@ class _DirectoryWalk:
             self._add_file(entry, path)
 
     def _decide_mode(
-        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...]
+        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[IgnoreRules, ...]
     ) -> tuple[_Mode, str]:
         """How an entry is packed; or why not, unless a directory above it was left out already."""
         if path.endswith("/") and _is_environment(entry.path):
@@ -241,7 +230,7 @@ class _DirectoryWalk:
             return "out", "--exclude"
         if self._wanted.has(path):
             return "whole", ""
-        if mode == "ruled" and _is_ignored(rules, os.path.join(self._root, path)):
+        if mode == "ruled" and is_ignored(rules, os.path.join(self._root, path)):
             return "ignored", ".gitignore"
         return mode, ""
 
@@ -290,12 +279,7 @@ class _DirectoryWalk:
             self.chosen.left_out.append(LeftOut(path, why))
 
     def _add_problem(self, path: str, problem: str) -> None:
-        self._problems.append(FieldError(escape_path(path) or "./", problem))
-
-
-def escape_path(path: str) -> str:
-    """A path that is safe to print: control characters, and bytes that are not text, are escaped."""
-    return path if path.isprintable() else ascii(path)[1:-1]
+        self._problems.append(FieldError(escape_unsafe(path) or "./", problem))
 
 
 def _parse_patterns(option: str, lines: Iterable[str]) -> GitIgnoreSpec:
@@ -335,55 +319,10 @@ def _why_not_followed(link: str, way: tuple[str, ...]) -> str:
     if not os.path.exists(real):
         return "a broken link"
     if os.path.commonpath((way[0], real)) != way[0]:
-        return f"a link out of the directory, to {escape_path(real)}"
+        return f"a link out of the directory, to {escape_unsafe(real)}"
     if real in way:
         return "a link to a directory that it is in"
     return ""
-
-
-# -- .gitignore ------------------------------------------------------------------------------------
-
-
-def _is_ignored(rules: tuple[_IgnoreRules, ...], path: str) -> bool:
-    """The decision of the innermost rules that match."""
-    verdicts = (rule.verdict(path) for rule in reversed(rules))
-    return next((verdict for verdict in verdicts if verdict is not None), False)
-
-
-def _rules_above(root: str) -> tuple[_IgnoreRules, ...]:
-    """Rules of the git checkout that `root` is in, from its top down to `root`, exclusive; none outside of one."""
-    above = [*map(str, Path(root).parents)]
-    top = next((index for index, path in enumerate([root, *above]) if os.path.exists(os.path.join(path, ".git"))), None)
-    if top is None:
-        return ()
-    checkout = [root, *above][top]
-    own = _rules_of(checkout, os.path.join(checkout, ".git", "info", "exclude"))
-    rules = (*own, *(rule for path in reversed(above[:top]) for rule in _rules_in(path)))
-    return () if _is_ignored(rules, f"{root}/") else rules  # an ignored directory that is packed on purpose
-
-
-def _rules_in(directory: str) -> list[_IgnoreRules]:
-    return _rules_of(directory, os.path.join(directory, ".gitignore"))
-
-
-def _rules_of(base: str, file: str) -> list[_IgnoreRules]:
-    try:
-        with open(
-            file, encoding="utf-8-sig", errors="surrogateescape"
-        ) as lines:  # git ignores a byte order mark as well
-            patterns = lines.read(MAX_IGNORE_FILE_BYTES).split("\n")
-    except OSError:
-        return []
-    return [_IgnoreRules(base, GitIgnoreSpec.from_lines(filter(_is_pattern, patterns)))]
-
-
-def _is_pattern(line: str) -> bool:
-    """The patterns of a file, without lines that git would ignore as invalid."""
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except ValueError:
-        return False
-    return True
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -393,7 +332,7 @@ def _write_file(zipped: zipfile.ZipFile, source: SourceFile, advanced: Callable[
     try:
         file = open(source.file, "rb")  # noqa: SIM115  # closed below; an error of the zip must not read as one of it
     except OSError as error:
-        raise InvalidRequest(f"{escape_path(source.path)} cannot be read: {error.strerror}") from error
+        raise InvalidRequest(f"{escape_unsafe(source.path)} cannot be read: {error.strerror}") from error
     mode = stat.S_IFREG | (0o755 if source.executable else 0o644)
     with file, zipped.open(_zip_header(source.path, mode), "w") as packed:
         while chunk := file.read(CHUNK):
@@ -413,12 +352,12 @@ def _zip_header(path: str, mode: int) -> zipfile.ZipInfo:
 # -- what is large ---------------------------------------------------------------------------------
 
 
-def largest_entries(selection: FileSelection, count: int = SHOWN_LARGEST) -> list[tuple[str, int]]:
+def largest_entries(selection: FileSelection) -> list[tuple[str, int]]:
     """The files and directories at the top with the most bytes, as (path, bytes)."""
     sizes: Counter[str] = Counter()
     for source in selection.files:
         sizes[_top_entry(source.path)] += source.bytes
-    return sizes.most_common(count)
+    return sizes.most_common(SHOWN_LARGEST)
 
 
 def _check_size(selection: FileSelection, limits: BundleLimits) -> None:
@@ -428,7 +367,8 @@ def _check_size(selection: FileSelection, limits: BundleLimits) -> None:
             f"{formatting.byte_count(limits.total)}. "
             "Leave data out with --exclude, and let the script read it from a path that the worker sees",
             fields=tuple(
-                FieldError(escape_path(path), formatting.byte_count(size)) for path, size in largest_entries(selection)
+                FieldError(escape_unsafe(path), formatting.byte_count(size))
+                for path, size in largest_entries(selection)
             ),
         )
 
@@ -436,7 +376,7 @@ def _check_size(selection: FileSelection, limits: BundleLimits) -> None:
 def _fullest_entries(selection: FileSelection) -> list[FieldError]:
     counts = Counter(_top_entry(source.path) for source in selection.files)
     return [
-        FieldError(escape_path(path), formatting.count_noun(count, "file"))
+        FieldError(escape_unsafe(path), formatting.count_noun(count, "file"))
         for path, count in counts.most_common(SHOWN_LARGEST)
     ]
 

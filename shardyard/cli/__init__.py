@@ -30,12 +30,13 @@ from shardyard.cli import (
     service,
     splits,
     submit,
-    tokens,
     top,
 )
+from shardyard.cli.accounts import secrets, tokens
 from shardyard.cli.common import Commands
-from shardyard.cli.fleet import pools
+from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
+from shardyard.contract.plain_text import escape_unsafe
 
 #: First match wins.
 EXIT_CODES: tuple[tuple[type[ShardyardError], int], ...] = (
@@ -157,7 +158,9 @@ for panel, commands in COMMANDS:
             app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
             app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(command)
+app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
+app.add_typer(secrets.app, name="secret", rich_help_panel="Machines and access")
 
 
 @app.command("version", rich_help_panel="Running the service")
@@ -181,5 +184,6 @@ def exit_code(error: ShardyardError) -> int:
 
 
 def describe_error(error: ShardyardError) -> str:
-    """The message, then one line per wrong field."""
-    return "\n".join([f"error: {error.message}", *(f"  {wrong.field}: {wrong.message}" for wrong in error.fields)])
+    """The message, then one line per wrong field. A job may have chosen some of the words."""
+    lines = [f"error: {error.message}", *(f"  {wrong.field}: {wrong.message}" for wrong in error.fields)]
+    return escape_unsafe("\n".join(lines), keep="\t\n")

@@ -17,9 +17,10 @@ from shardyard.cli.common import (
     connect_client,
     make_console,
     make_table,
-    print_json,
+    print_answer,
 )
 from shardyard.contract.errors import InvalidRequest
+from shardyard.contract.plain_text import escape_unsafe
 
 if TYPE_CHECKING:
     from shardyard.contract.responses import ArtifactList
@@ -47,13 +48,11 @@ def artifacts_command(
         raise InvalidRequest("--output needs --get; name the file to download")
     from shardyard.client import endpoints, operations
 
+    if get is None:
+        return print_answer(endpoints.list_artifacts(job, attempt=attempt), _print_artifacts, url, token, as_json)
     with connect_client(url, token) as client:
-        if get is not None:
-            return _save_download(
-                client.items(operations.download_artifact(job, get, attempt)), output or Path(get).name
-            )
-        call = endpoints.list_artifacts(job, attempt=attempt)
-        return print_json(client.json(call)) if as_json else _print_artifacts(client.call(call))
+        parts = client.items(operations.download_artifact(job, get, attempt))
+        return _save_download(parts, output or Path(get).name)
 
 
 #: Headings, by the kind of what stands below them. A kind of a later version has its own name there.
@@ -71,7 +70,7 @@ def _print_artifacts(found: "ArtifactList") -> None:
         listing = make_table(HEADINGS.get(kind, kind.upper()), "#SIZE", "CHANGED")
         for one in group:
             listing.add_row(
-                _printable(one.path), formatting.byte_count(one.bytes), formatting.local_time(one.modified_at)
+                escape_unsafe(one.path), formatting.byte_count(one.bytes), formatting.local_time(one.modified_at)
             )
         console.print(listing)
     if not found.artifacts:
@@ -79,12 +78,7 @@ def _print_artifacts(found: "ArtifactList") -> None:
     if found.truncated:
         console.print("there are more files than one list shows")
     for left_out in found.left_out:
-        console.print(_printable(left_out.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _printable(text: str) -> str:
-    """Text without control characters: jobs choose the names of files, and a terminal obeys it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+        console.print(escape_unsafe(left_out.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _save_download(parts: Iterator[bytes], output: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shardyard.cli.common import Commands
+from shardyard.cli.common import Commands, parse_seconds
 from shardyard.cli.server_extra import require_server
 from shardyard.cli.service import DataDir
 
@@ -33,21 +33,37 @@ def backup_command(
     data_dir: DataDir = None,
     redis_url: RedisUrl = None,
     storage: Storage = None,
+    deadline: Annotated[
+        str,
+        typer.Option(help="Files of jobs that are not copied by then are left out: seconds, or 10m, 2h, 1d."),
+    ] = "1d",
 ) -> None:
-    """Back up the service of this machine, running or stopped, or one with its own Redis server."""
-    require_server("backup")
-    from shardyard.service import backup as backups
+    """Back up the service of this machine, running or stopped, or one with its own Redis server.
 
-    directory = _data_directory(data_dir)
+    What cannot be backed up (links, sockets, files that cannot be read) is left out, shown here and named in the
+    back-up's manifest. So is the key of users' secrets.
+    """
+    require_server("backup")
+    from shardyard.service.backup import source
+    from shardyard.service.backup.creation import make_backup
+    from shardyard.service.backup.left_out import describe_left_out
+    from shardyard.service.backup.manifest import describe_backup
+    from shardyard.service.backup.secret_notice import describe_secrets
+    from shardyard.service.secret_key_file import find_key_file
+
+    directory, seconds = _data_directory(data_dir), parse_seconds(deadline, "--deadline")
     if redis_url is None:
-        with backups.embedded_service(directory, _warn_user) as service:
-            made = backups.make_backup(service, destination)
+        with source.embedded_service(directory, _warn_user) as service:
+            made = make_backup(service, destination, seconds)
     else:
-        with backups.connect_control(redis_url) as control:
-            made = backups.make_backup(
-                backups.BackupSource(control, storage or directory / "storage", None), destination
-            )
-    print(f"{destination}: {backups.describe_backup(made)}")
+        with source.connect_control(redis_url) as control:
+            outside = source.BackupSource(control, storage or directory / "storage", None, find_key_file(None))
+            made = make_backup(outside, destination, seconds)
+    for left_out in made.left_out:
+        _warn_user(describe_left_out(left_out))
+    print(f"{destination}: {describe_backup(made)}")
+    if made.secrets is not None:
+        print(describe_secrets(made.secrets))
 
 
 def restore_command(
@@ -58,21 +74,27 @@ def restore_command(
 ) -> None:
     """Make an empty data directory, or an empty Redis and storage directory, what they were when SRC was made.
 
-    Jobs that ran then are queued, and run again.
+    Jobs that ran then are queued, and run again. The file with the key of users' secrets is in no back-up: put it in
+    its place first.
     """
     require_server("restore")
-    from shardyard.service import backup as backups
+    from shardyard.service.backup.manifest import describe_backup
+    from shardyard.service.backup.restore import restore_data_dir, restore_outside
+    from shardyard.service.backup.secret_notice import find_unreadable_secrets
+    from shardyard.service.backup.source import connect_control
+    from shardyard.service.secret_key_file import find_key_file
 
     directory = _data_directory(data_dir)
     if redis_url is None:
-        made = backups.restore_data_dir(source, directory, _warn_user)
-        print(
-            f"{directory}: {backups.describe_backup(made)}\n`shardyard up --data-dir {directory}` continues from there"
-        )
+        made = restore_data_dir(source, directory, _warn_user)
+        print(f"{directory}: {describe_backup(made)}\n`shardyard up --data-dir {directory}` continues from there")
     else:
-        with backups.connect_control(redis_url) as control:
-            made = backups.restore_outside(source, control, storage or directory / "storage")
-        print(f"{storage or directory / 'storage'}: {backups.describe_backup(made)}")
+        with connect_control(redis_url) as control:
+            made = restore_outside(source, control, storage or directory / "storage")
+            unreadable = find_unreadable_secrets(control, find_key_file(None), made)
+        if unreadable is not None:
+            _warn_user(unreadable)
+        print(f"{storage or directory / 'storage'}: {describe_backup(made)}")
 
 
 def _data_directory(data_dir: Path | None) -> Path:

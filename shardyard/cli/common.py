@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.cells import cell_len
@@ -16,10 +17,14 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.contract.errors import InvalidRequest
+from shardyard.contract.plain_text import escape_unsafe
 
 if TYPE_CHECKING:
     from shardyard.client import Client
+    from shardyard.client.transport import HttpCall
     from shardyard.contract.responses import JobSummary
+
+T = TypeVar("T")
 
 Url = Annotated[
     str | None,
@@ -58,6 +63,8 @@ STATE_STYLES = {
     "failed": "red",
     "cancelled": "magenta",
 }
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 #: In a pipe no line is broken at the 80 columns that rich assumes there.
 PIPE_WIDTH = 300
 
@@ -68,16 +75,9 @@ def connect_client(url: str | None, token: str | None) -> "Client":
     return Client(url, token)
 
 
-#: Characters that a terminal obeys, and marks that turn the writing direction of what follows.
-_OBEYED = {
-    code: None
-    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-    if chr(code) not in "\t\n"
-}
-
-
 class _SafeConsole(Console):
-    """A console that prints untrusted text literally, and tables in a pipe without truncating them."""
+    """A console that prints untrusted text literally, with what a terminal would obey written out, and tables in a pipe
+    without truncating them."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         if objects and isinstance(objects[0], Table) and not self.is_terminal:
@@ -90,7 +90,7 @@ class _SafeConsole(Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(segment.text.translate(_OBEYED), segment.style)
+                yield Segment(escape_unsafe(segment.text, keep="\t\n"), segment.style)
 
 
 def make_console(*, markup: bool = False) -> Console:
@@ -111,9 +111,27 @@ def print_json(answer: Any) -> None:
     print(json.dumps(answer, indent=2))
 
 
+def print_answer(
+    call: "HttpCall[T]", show: Callable[[T], object], url: str | None, token: str | None, as_json: bool
+) -> None:
+    """Send one request, and print its answer: as JSON, unchanged, or as `show` does."""
+    with connect_client(url, token) as client:
+        if as_json:
+            print_json(client.json(call))
+        else:
+            show(client.call(call))
+
+
+class _SafeTable(Table):
+    """Writes out what a terminal would obey before widths are measured."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(escape_unsafe(cell) if isinstance(cell, str) else cell for cell in cells), **how)
+
+
 def make_table(*columns: str) -> Table:
     """An open table; columns whose name begins with `#` are right-aligned numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = _SafeTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", no_wrap=True)
     return made
@@ -123,8 +141,7 @@ def _plain_rows(listing: Table) -> str:
     """A line for each row, with columns as wide as needed, whatever the terminal's width, and without trailing
     spaces."""
     columns = [
-        [formatting.single_line(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
-        for column in listing.columns
+        [formatting.single_line(str(cell)) for cell in (column.header, *column.cells)] for column in listing.columns
     ]
     for number, column in enumerate(columns):
         room = max(map(cell_len, column))
@@ -136,6 +153,14 @@ def _plain_rows(listing: Table) -> str:
 
 def state_text(state: str) -> Text:
     return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def parse_seconds(given: str, option: str) -> float:
+    """The seconds of a duration such as 10m, the value of `option`. Raises InvalidRequest."""
+    match = _TIME.fullmatch(given.strip())
+    if match is None:
+        raise InvalidRequest(f"{option} {given!r} is not a time; write seconds, or 90s, 10m, 2h, 1d")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def read_spec(file: str) -> bytes:

@@ -5,6 +5,7 @@ demo is nothing but a client of it.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ GOAL = 0.95
 READY_SECONDS = 150.0
 STOP_SECONDS = 90.0
 POLL_SECONDS = 0.05
+#: Of another service, whose certificate is not for this one.
+TLS_VARIABLES = ("SHARDYARD_TLS_CERT", "SHARDYARD_TLS_KEY")
 
 
 def run_demo(devices: str, console: Console) -> int:
@@ -61,11 +64,12 @@ def running_service(data_dir: Path, devices: str = "auto", *options: str) -> Ite
         ServiceError: it did not get ready, or its end was not a clean one; the message has its last words.
     """
     output = data_dir / "up.log"
-    command = [sys.executable, "-P", "-m", "shardyard", "up", "--port", "0", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-P", "-m", "shardyard", "up", "--port", "0", "--nodes", "1"]
     with output.open("wb") as log:
         # In its own session, so that Ctrl-C reaches it as one signal; a second one would mean a fast stop.
         process = subprocess.Popen(
-            [*command, "--devices", devices, *options],
+            [*command, "--data-dir", str(data_dir), "--devices", devices, *options],
+            env={name: value for name, value in os.environ.items() if name not in TLS_VARIABLES},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

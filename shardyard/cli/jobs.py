@@ -1,7 +1,7 @@
 """Commands about jobs: plan, resubmit, watch, list, show, cancel, delete."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -17,14 +17,18 @@ from shardyard.cli.common import (
     connect_client,
     make_console,
     make_table,
+    print_answer,
     print_json,
     print_submitted,
     read_spec,
     state_text,
 )
-from shardyard.cli.status import state_and_reason, status_lines
+from shardyard.cli.status import LABEL_WIDTH, state_and_reason, status_lines
 from shardyard.cli.submit import submit_command
 from shardyard.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from shardyard.contract.responses import JobList, JobStatus, ListedJob
 
 #: Columns of a terminal from which on a list of jobs shows everything.
 WIDE = 120
@@ -69,21 +73,20 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     from shardyard.client import endpoints
-    from shardyard.contract.responses import JobSummary
 
     chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
     call = endpoints.list_jobs(**chosen, limit=limit, cursor=cursor)
-    with connect_client(url, token) as client:
-        if as_json:
-            return print_json(client.json(call))
-        page = client.call(call)
+    print_answer(call, _print_jobs, url, token, as_json)
+
+
+def _print_jobs(page: "JobList") -> None:
     out = make_console()
-    columns: dict[str, Callable[[JobSummary], str | Text]] = {
+    columns: dict[str, Callable[[ListedJob], str | Text]] = {
         "JOB": lambda job: job.id,
         "NAME": lambda job: job.name,
         "STATE": lambda job: state_text(job.state),
         "POOL": lambda job: job.pool,
-        "RUNS": lambda job: f"{job.strategy} on {job.devices}",
+        "RUNS": lambda job: f"{job.strategy} on {formatting.devices_on_nodes(job.devices, job.nodes)}",
         "CREATED": lambda job: formatting.local_time(job.created_at),
         "#TOOK": lambda job: formatting.format_duration(formatting.seconds_between(job.started_at, job.finished_at)),
     }
@@ -97,22 +100,20 @@ def list_jobs(
     out.print(listing if page.jobs else "no jobs")
     if page.next:
         out.print(f"more: --cursor {page.next}", style="dim")
-    return None
 
 
 def show_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Show one job: its state and the reason, where it runs, its progress and its result."""
     from shardyard.client import endpoints
 
-    with connect_client(url, token) as client:
-        if as_json:
-            return print_json(client.json(endpoints.get_job(job)))
-        status = client.call(endpoints.get_job(job))
+    print_answer(endpoints.get_job(job), _print_status, url, token, as_json)
+
+
+def _print_status(status: "JobStatus") -> None:
     out = make_console()
     for label, value in status_lines(status):
-        out.print(f"{label:<10} ", style="bold", end="")
+        out.print(f"{label:<{LABEL_WIDTH}}", style="bold", end="")
         out.print(value)
-    return None
 
 
 def plan_command(
@@ -139,11 +140,7 @@ def resubmit_command(job: JobId, url: Url = None, token: Token = None, as_json: 
     """Submit a job's spec again, as a new job."""
     from shardyard.client import endpoints
 
-    with connect_client(url, token) as client:
-        if as_json:
-            print_json(client.json(endpoints.resubmit_job(job)))
-        else:
-            print_submitted(client.call(endpoints.resubmit_job(job)))
+    print_answer(endpoints.resubmit_job(job), print_submitted, url, token, as_json)
 
 
 def cancel_command(
@@ -166,11 +163,7 @@ def cancel_command(
     from shardyard.client import endpoints
 
     if job is not None:
-        with connect_client(url, token) as client:
-            if as_json:
-                return print_json(client.json(endpoints.cancel_job(job)))
-            status = client.call(endpoints.cancel_job(job))
-        return make_console().print(f"{status.name} is {state_and_reason(status)}")
+        return print_answer(endpoints.cancel_job(job), _print_state, url, token, as_json)
     if not yes:
         which = " and ".join(f"{field} {value}" for field, value in chosen.items())
         typer.confirm(f"Cancel all jobs {f'with {which}' if which else 'that have not ended'}?", abort=True, err=True)
@@ -179,6 +172,10 @@ def cancel_command(
     if as_json:
         return print_json({"cancelled": cancelled, "cancelling": cancelling, "complete": True})
     return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more are being ended")
+
+
+def _print_state(status: "JobStatus") -> None:
+    make_console().print(f"{status.name} is {state_and_reason(status)}")
 
 
 def delete_command(

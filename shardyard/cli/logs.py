@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _print_page(page: "LogPage", as_json: bool) -> None:
     import msgspec
 
     for line in page.lines:
-        print(msgspec.json.encode(line).decode() if as_json else f"{line.device}| {line.text}")
+        print(msgspec.json.encode(line).decode() if as_json else formatting.log_line(line.device, line.text))
     for gap in page.dropped:
         lost = f"device {gap.device}: lines {gap.first} to {gap.last} could not be kept ({gap.bytes} bytes)"
         print(lost, file=sys.stderr)

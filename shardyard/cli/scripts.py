@@ -16,12 +16,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from shardyard import formatting
 from shardyard.bundling import pack
-from shardyard.bundling.pack import FileSelection, WrittenBundle, escape_path
+from shardyard.bundling.pack import FileSelection, WrittenBundle
 from shardyard.cli.common import connect_client, make_console, make_table, print_json, print_submitted
 from shardyard.client import Client, endpoints, operations
 from shardyard.client.scripts import complete_spec
 from shardyard.contract.bundle_rules import may_be_installed
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest
+from shardyard.contract.plain_text import escape_unsafe
 from shardyard.contract.responses import JobStatus
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
@@ -73,7 +74,7 @@ def submit_script(
 
     entry = entry_file(code)
     chosen = pack.select_files(code.directory, entry, code.include, code.exclude)
-    _check_packed(entry, chosen, code)
+    _check_packed(entry, chosen)
     notes = Console(stderr=True, quiet=service.as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if dry_run:
         with _pack_selection(chosen, notes) as (_, bundle):
@@ -195,11 +196,11 @@ def directory_to_send(named: str | None) -> Path:
     return directory
 
 
-def _check_packed(entry: str, chosen: FileSelection, code: UserProgram) -> None:
+def _check_packed(entry: str, chosen: FileSelection) -> None:
     if not entry or any(source.path == entry for source in chosen.files):
         return
     why = next((one.why for one in chosen.left_out if entry == one.path or entry.startswith(one.path)), "")
-    raise InvalidRequest(f"{escape_path(entry)} is not sent{why and f': {why}'}; without it there is nothing to run")
+    raise InvalidRequest(f"{escape_unsafe(entry)} is not sent{why and f': {why}'}; without it there is nothing to run")
 
 
 # -- packing and sending ---------------------------------------------------------------------------
@@ -256,12 +257,12 @@ def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: F
     size = f"{formatting.count_noun(len(chosen.files), 'file')}, {formatting.byte_count(chosen.bytes)}"
     yield f"{size}, from {code.directory.resolve()}"
     if chosen.left_out:
-        named = [f"{escape_path(one.path)} ({one.why})" for one in chosen.left_out[:MAX_NAMED]]
+        named = [f"{escape_unsafe(one.path)} ({one.why})" for one in chosen.left_out[:MAX_NAMED]]
         more = len(chosen.left_out) - len(named)
         yield f"left out: {', '.join(named)}{f' and {more} more; --dry-run lists them' if more else ''}"
     if chosen.bytes >= LARGE_BYTES:
         sizes = [
-            f"{escape_path(path)} {formatting.byte_count(size)}"
+            f"{escape_unsafe(path)} {formatting.byte_count(size)}"
             for path, size in pack.largest_entries(chosen)
             if size >= NAMED_BYTES
         ]
@@ -272,7 +273,7 @@ def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: F
         yield f"{needs[0]} is not installed: the job has the worker's packages, or those of what --python names"
     if strategy in ("single", "dp") and _is_for_torchrun(code.directory / entry):
         yield (
-            f"{escape_path(entry)} reads its local rank, as scripts for torchrun do: "
+            f"{escape_unsafe(entry)} reads its local rank, as scripts for torchrun do: "
             "--strategy ddp would start one process per device"
         )
 
@@ -290,8 +291,8 @@ def _missing_file_notes(status: JobStatus, chosen: FileSelection) -> Iterator[st
         else:
             is_named = re.search(rf"(^|['\"/\s]){re.escape(path)}($|['\"/\s:,.])", words) is not None
         if is_named:
-            remedy = f"; --include {escape_path(path)} sends it" if one.why == ".gitignore" else ""
-            yield f"{escape_path(one.path)} was not sent ({one.why}){remedy}"
+            remedy = f"; --include {escape_unsafe(path)} sends it" if one.why == ".gitignore" else ""
+            yield f"{escape_unsafe(one.path)} was not sent ({one.why}){remedy}"
 
 
 def _is_for_torchrun(script: Path) -> bool:
@@ -315,12 +316,12 @@ def _print_dry_run(spec: dict[str, Any], chosen: FileSelection, bundle: WrittenB
     out = make_console()
     files = make_table("FILE", "#SIZE")
     for source in chosen.files:
-        files.add_row(escape_path(source.path), formatting.byte_count(source.bytes))
+        files.add_row(escape_unsafe(source.path), formatting.byte_count(source.bytes))
     out.print(files)
     if chosen.left_out:
         left_out = make_table("LEFT OUT", "WHY")
         for one in chosen.left_out:
-            left_out.add_row(escape_path(one.path), one.why)
+            left_out.add_row(escape_unsafe(one.path), one.why)
         out.print("", left_out, sep="\n")
     count, size = formatting.count_noun(len(chosen.files), "file"), formatting.byte_count(chosen.bytes)
     out.print(f"\n{count}, {size}, {formatting.byte_count(bundle.bytes)} as a zip; nothing was sent\n")

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from shardyard.contract.errors import InvalidRequest
 
 #: Each comes with the extra `server` alone. Not torch: the host of an API needs none.
-SERVER_MODULES = ("celery", "fastapi", "pydantic_settings", "redis", "structlog")
+SERVER_MODULES = ("celery", "cryptography", "fastapi", "pydantic_settings", "redis", "structlog")
 
 
 def require_server(command: str) -> None:

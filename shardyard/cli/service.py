@@ -20,6 +20,27 @@ Devices = Annotated[
     ),
 ]
 Pool = Annotated[str, typer.Option(envvar="SHARDYARD_POOL", help="Pool that the devices belong to.")]
+Nodes = Annotated[
+    int,
+    typer.Option(
+        "--nodes",
+        envvar="SHARDYARD_NODES",
+        min=1,
+        max=16,
+        help="Divide this machine into so many virtual nodes, each with --devices, to try splits over several hosts; "
+        "for virtual devices only.",
+    ),
+]
+Topology = Annotated[
+    str,
+    typer.Option(
+        envvar="SHARDYARD_TOPOLOGY",
+        metavar="LABEL",
+        help="Where this host stands, for example its rack or switch: a job on several nodes gets those of one label "
+        "first.",
+        show_default=False,
+    ),
+]
 Host = Annotated[str, typer.Option(envvar="SHARDYARD_HOST", help="Address that the API listens on.")]
 Port = Annotated[int, typer.Option(envvar="SHARDYARD_PORT", min=0, max=65535, help="0 selects a free one.")]
 DataDir = Annotated[
@@ -43,6 +64,35 @@ TelemetryUrl = Annotated[
     typer.Option(envvar="SHARDYARD_TELEMETRY_URL", help="The same for the telemetry Redis.", show_default=False),
 ]
 
+JobsUnboxed = Annotated[
+    bool,
+    typer.Option(
+        "--jobs-unboxed",
+        envvar="SHARDYARD_JOBS_UNBOXED",
+        help="Accept several tenants, and a --host that others can reach, although jobs get no box here.",
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SHARDYARD_TLS_CERT",
+        metavar="FILE",
+        help="Serve HTTPS with this certificate (PEM); needs --tls-key.",
+        show_default=False,
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(envvar="SHARDYARD_TLS_KEY", metavar="FILE", help="The certificate's private key.", show_default=False),
+]
+InsecureHttp = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-http",
+        envvar="SHARDYARD_INSECURE_HTTP",
+        help="Accept a --host that others can reach without TLS, for example where a proxy ends it.",
+    ),
+]
 
 #: A month.
 MAX_DRAIN_SECONDS = 30 * 86_400
@@ -67,11 +117,17 @@ def up_command(
     port: Port = 8000,
     data_dir: DataDir = None,
     devices: Devices = "auto",
+    nodes: Nodes = 1,
     pool: Pool = "default",
     redis_url: RedisUrl = None,
     telemetry_url: TelemetryUrl = None,
+    jobs_unboxed: JobsUnboxed = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure_http: InsecureHttp = False,
 ) -> None:
-    """Start the whole service on this machine and keep it running: Redis, API and one worker.
+    """Start the whole service on this machine and keep it running: Redis, API and one worker, or one for each of
+    --nodes.
 
     Ctrl-C stops it in order; running jobs go back to the queue and start again with the next `up`.
     """
@@ -80,10 +136,21 @@ def up_command(
     from shardyard.service.up import UpOptions
     from shardyard.service.up import run_service as run
 
-    run(
-        UpOptions(host, port, data_dir or default_data_dir(), devices, pool, redis_url, telemetry_url),
-        make_console(markup=True),
+    options = UpOptions(
+        host,
+        port,
+        data_dir or default_data_dir(),
+        devices,
+        pool,
+        redis_url,
+        telemetry_url,
+        jobs_unboxed,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure_http=insecure_http,
+        nodes=nodes,
     )
+    run(options, make_console(markup=True))
 
 
 def demo_command(devices: Devices = "auto") -> None:
@@ -104,6 +171,7 @@ def api_command() -> None:
 def worker_command(
     pool: Pool = "default",
     devices: Devices = "auto",
+    topology: Topology = "",
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,6 +203,7 @@ def worker_command(
     _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
     os.environ["SHARDYARD_POOL"] = pool
     os.environ["SHARDYARD_DEVICES"] = devices
+    os.environ["SHARDYARD_TOPOLOGY"] = topology
     if env:
         os.environ["SHARDYARD_ENVIRONMENTS"] = ",".join(env)
     _exec_module("workers.node.worker_monitor", *_sigterm_options(stop_attempts_on_exit, drain))

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 from shardyard import formatting
 
 if TYPE_CHECKING:
-    from shardyard.contract.responses import CheckpointView, JobStatus, JobSummary, Progress
+    from collections.abc import Sequence
+
+    from shardyard.contract.responses import CheckpointView, JobStatus, JobSummary, PlacementView, Progress
+
+
+#: Of the column in front of the values, with the space behind it.
+LABEL_WIDTH = 11
+#: Of the newest attempt.
+NETWORKS = {"none": "none (its own loopback only)", "host": "the node's"}
 
 
 def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
@@ -13,6 +21,8 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
     started = formatting.seconds_between(status.created_at, status.started_at) if status.started_at else None
     took = formatting.seconds_between(status.started_at, status.finished_at) if status.finished_at else None
     devices = formatting.count_noun(status.devices, "device")
+    if status.nodes > 1:
+        devices += f" on each of {status.nodes} nodes"
     lines = {
         "job": f"{status.name}  {status.id}",
         "state": state_and_reason(status),
@@ -20,7 +30,8 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
         "rehearsal": status.rehearsal and "REHEARSAL: its devices only act as GPUs",
         "start": status.start,
         "queue": status.queue_position and f"position {status.queue_position}",
-        "runs on": ", ".join(f"{place.node} {formatting.device_names(place.devices)}" for place in status.placement),
+        "network": NETWORKS.get(status.network or ""),
+        "runs on": placement_text(status.placement),
         "progress": status.progress and progress_text(status.progress),
         "checkpoint": status.checkpoint and checkpoint_text(status.checkpoint),
         "created": formatting.local_time(status.created_at),
@@ -35,6 +46,20 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
         "advice": status.error and status.error.get("advice"),
     }
     return [(label, value) for label, value in lines.items() if value]
+
+
+def placement_text(places: "Sequence[PlacementView]") -> str:
+    """Nodes with their devices; of several nodes a line for each, with its ranks where they are known."""
+    words = [f"{place.node} {formatting.device_names(place.devices)}" for place in places]
+    if len(words) < 2:
+        return "".join(words)
+    ranks = [f"  {describe_ranks(place.ranks)}" if place.ranks else "" for place in places]
+    return f"\n{' ' * LABEL_WIDTH}".join(f"{node}{numbers}" for node, numbers in zip(words, ranks, strict=True))
+
+
+def describe_ranks(ranks: "Sequence[int]") -> str:
+    """`rank 3`, or `ranks 8-15`: those of a node follow one another."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
 def progress_text(progress: "Progress") -> str:

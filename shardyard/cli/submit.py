@@ -3,13 +3,16 @@
 import json
 import os
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from shardyard.cli.common import AsJson, NoColor, Token, Url, connect_client, print_json, print_submitted, read_spec
 from shardyard.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from shardyard.client import Client
 
 
 class Strategy(StrEnum):
@@ -85,11 +88,16 @@ ArtifactBytes = Annotated[
     int | None,
     script_option(min=0, help="Keep so many bytes of them at most.", show_default="the operator's limit"),
 ]
-Devices = Annotated[int, script_option(min=1, help="How many devices.")]
+Devices = Annotated[int, script_option(min=1, help="How many devices, of each node.")]
+Nodes = Annotated[
+    int | None,
+    script_option(min=1, help="How many nodes, for ddp and fsdp: one process per device on all.", show_default="1"),
+]
 HowToRun = Annotated[
-    Strategy,
+    Strategy | None,
     script_option(
-        help="ddp, fsdp: one process per device, as torchrun starts them. single, dp: one process with all devices."
+        help="ddp, fsdp: one process per device, as torchrun starts them. single, dp: one process with all devices.",
+        show_default="ddp on several nodes, else single",
     ),
 ]
 Pool = Annotated[str | None, script_option(help="Pool to run in.", show_default="default")]
@@ -100,6 +108,14 @@ Env = Annotated[
     list[str] | None,
     script_option(
         metavar="KEY[=VALUE]", help="An environment variable for the script; KEY alone takes its value from your shell."
+    ),
+]
+SecretNames = Annotated[
+    list[str] | None,
+    script_option(
+        "--secret",
+        metavar="KEY=NAME",
+        help="An environment variable that gets the secret NAME of yours: shardyard secret put NAME.",
     ),
 ]
 PythonName = Annotated[
@@ -144,7 +160,8 @@ def submit_command(
     module: Module = None,
     directory: Directory = None,
     devices: Devices = 1,
-    strategy: HowToRun = Strategy.SINGLE,
+    nodes: Nodes = None,
+    strategy: HowToRun = None,
     rehearse: Rehearse = False,
     include: Include = None,
     exclude: Exclude = None,
@@ -152,6 +169,7 @@ def submit_command(
     no_keep: NoKeep = False,
     artifact_bytes: ArtifactBytes = None,
     env: Env = None,
+    secrets: SecretNames = None,
     python: PythonName = None,
     pool: Pool = None,
     name: Name = None,
@@ -172,14 +190,7 @@ def submit_command(
     """
     if script is None and module is None:
         _refuse_options(_options_of_scripts(context))
-        from shardyard.cli.watch import follow_until_end
-        from shardyard.client import endpoints
-
-        call = endpoints.submit_job(_spec_file(words or [], observe))
-        with connect_client(url, token) as client:
-            if follow:
-                raise typer.Exit(follow_until_end(client, client.call(call).id, as_json))
-            return print_json(client.json(call)) if as_json else print_submitted(client.call(call))
+        return _submit_spec(_spec_file(words or [], observe), connect_client(url, token), bool(follow), as_json)
     if script is not None and module is not None:
         raise InvalidRequest("--script and --module name two programs; give one of them")
     from shardyard.cli import scripts
@@ -188,26 +199,32 @@ def submit_command(
     wanted = build_script_spec(
         words or [],
         devices=devices,
-        strategy=strategy.value,
         rehearse=rehearse,
         env=_parse_variables(env or []),
+        secrets=_parse_pairs("--secret", secrets or []),
         labels=_parse_pairs("--label", labels or []),
         priority=priority,
         max_retries=max_retries,
-        **_drop_unset(
-            name=name,
-            pool=pool,
-            python=python,
-            wall_seconds=wall_seconds,
-            observe=observe and observe.value,
-            keep=_choose_kept(keep or None, no_keep),
-            artifact_bytes=artifact_bytes,
-        ),
+        **_drop_unset(name=name, pool=pool, python=python, wall_seconds=wall_seconds, artifact_bytes=artifact_bytes),
+        **_drop_unset(nodes=nodes, strategy=strategy and strategy.value),
+        **_drop_unset(observe=observe and observe.value, keep=_choose_kept(keep or None, no_keep)),
     )
     where = scripts.directory_to_send(directory)
     code = scripts.UserProgram(script, module, where, tuple(include or ()), tuple(exclude or ()))
     service = scripts.SubmitTarget(url, token, as_json)
     return scripts.submit_script(code, wanted, service, dry_run=dry_run, follow=follow is not False)
+
+
+def _submit_spec(spec: bytes, client: "Client", follow: bool, as_json: bool) -> None:
+    """Submit a spec as it is written. Raises Exit if the job was followed to its end."""
+    from shardyard.cli.watch import follow_until_end
+    from shardyard.client import endpoints
+
+    call = endpoints.submit_job(spec)
+    with client:
+        if follow:
+            raise typer.Exit(follow_until_end(client, client.call(call).id, as_json))
+        return print_json(client.json(call)) if as_json else print_submitted(client.call(call))
 
 
 class SubmitCommand(TyperCommand):

@@ -31,7 +31,8 @@ from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.contract.responses import JobSummary, NodeView, PoolView, Progress
+    from shardyard.contract.fleet import NodeView, PoolView
+    from shardyard.contract.responses import JobSummary, Progress
 
 ACTIVE = ("running", "starting", "queued")
 #: Jobs of each state that are fetched, and that are kept in all as they come.
@@ -67,7 +68,7 @@ _ORDER: dict[SortOrder, Callable[["JobSummary"], Any]] = {
     SortOrder.STATE: lambda job: (ACTIVE.index(job.state) if job.state in ACTIVE else 9, job.id),
     SortOrder.CREATED: lambda job: job.id,
     SortOrder.NAME: lambda job: (job.name, job.id),
-    SortOrder.DEVICES: lambda job: (-job.devices, job.id),
+    SortOrder.DEVICES: lambda job: (-job.devices * job.nodes, job.id),
     SortOrder.PRIORITY: lambda job: (-job.priority, job.id),
 }
 
@@ -233,6 +234,8 @@ def _letter_style(mark: str) -> str:
 def _node_words(node: "NodeView") -> str:
     words = [
         "" if node.alive else "down",
+        "unboxed" if node.alive and node.unboxed else "",
+        "disk low" if node.alive and node.low_disk is not None else "",
         "draining" if node.draining else "",
         "stopping" if node.stopping else "",
     ]
@@ -252,7 +255,7 @@ def _job_table(
         table.add_column("JOB", width=36, no_wrap=True)
     table.add_column("NAME", width=24 if wide else 18, no_wrap=True, overflow="ellipsis")
     table.add_column("STATE", width=9, no_wrap=True)
-    table.add_column("RUNS", width=10, no_wrap=True)
+    table.add_column("RUNS", width=12, no_wrap=True, overflow="ellipsis")
     table.add_column("TIME", width=11, no_wrap=True, justify="right")
     table.add_column("PROGRESS", ratio=1, no_wrap=True, overflow="ellipsis")
     for job in jobs:
@@ -262,7 +265,7 @@ def _job_table(
             *([Text(job.id)] if wide else []),
             Text(formatting.single_line(job.name)),
             Text(job.state, STATE_STYLES.get(job.state, "")),
-            Text(f"{job.strategy} on {job.devices}"),
+            Text(_describe_program(job)),
             Text(
                 formatting.format_duration(
                     formatting.seconds_between(job.started_at or job.created_at, job.finished_at, now)
@@ -271,6 +274,11 @@ def _job_table(
             _how_far(job, board.progress.get(job.id)),
         )
     return table
+
+
+def _describe_program(job: "JobSummary") -> str:
+    """`ddp on 4`, or `ddp on 4x2` for 4 devices of each of two nodes."""
+    return f"{job.strategy} on {job.devices}" + (f"x{job.nodes}" if job.nodes > 1 else "")
 
 
 def _how_far(job: "JobSummary", progress: "Progress | None") -> Text:

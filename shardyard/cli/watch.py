@@ -119,7 +119,7 @@ class PlainView(QuietView):
             self.remark(words)
 
     def line(self, device: int, stream: str, line: str) -> None:
-        print(f"{device}| {line}", file=self.console.file)  # rich is slow, and there may be a million
+        print(formatting.log_line(device, line), file=self.console.file)  # rich is slow, and there may be a million
 
     def remark(self, words: str) -> None:
         self.console.print(words, markup=False, soft_wrap=True)
@@ -300,8 +300,9 @@ def print_afterwards(client: Client, job: str, console: Console, said: Sequence[
 
 
 def device_labels(status: JobStatus) -> list[str]:
-    """Names of the leased devices, in the order of their logical indexes."""
-    return [label for place in status.placement for label in place.devices]
+    """Names of the leased devices, in the order of their logical indexes; with their nodes where these are several."""
+    several = len(status.placement) > 1
+    return [f"{place.node} {label}" if several else label for place in status.placement for label in place.devices]
 
 
 def _state_text(status: JobStatus) -> Text:

@@ -18,7 +18,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
 from shardyard.client.transport import AsyncTransport, Flow, HttpCall, Items
-from shardyard.contract import responses
+from shardyard.contract import fleet, responses
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
 
@@ -53,7 +53,7 @@ class AsyncClient:
         address = find_service(url, token)
         self.url = address.url
         self._attempts = attempts
-        self._wire = AsyncTransport(address.url, address.headers, transport)
+        self._wire = AsyncTransport(address, transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,33 +203,38 @@ class AsyncClient:
         answer. Sends one request."""
         return await self.run(operations.missing_parts())
 
-    async def pools(self) -> list[responses.PoolView]:
+    async def pools(self) -> list[fleet.PoolView]:
         return (await self.call(endpoints.list_pools())).pools
 
-    async def nodes(self) -> list[responses.NodeView]:
+    async def set_pool_policy(self, pool: str, *, box: str = "any", network: str = "none") -> fleet.PoolView:
+        """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
+        (none or host). It counts for what starts from then on. Needs an admin token."""
+        return await self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+
+    async def nodes(self) -> list[fleet.NodeView]:
         return (await self.call(endpoints.list_nodes())).nodes
 
     async def device_history(
         self, device: str, *, limit: int | None = None, cursor: str | None = None
-    ) -> responses.DeviceHistory:
+    ) -> fleet.DeviceHistory:
         """What attempts have left about a device, the newest first: `device` is its `name_in_fleet`, or its node and
         label, such as "host-a:cuda:3"."""
         return await self.call(endpoints.get_device_history(device, limit=limit, cursor=cursor))
 
-    async def drain(self, node: str, *, deadline_seconds: float | None = None) -> responses.NodeView:
+    async def drain(self, node: str, *, deadline_seconds: float | None = None) -> fleet.NodeView:
         """Give a node no new work. Attempts that still run at the deadline move to other nodes. Needs an admin
         token."""
         return await self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
-    async def undrain(self, node: str) -> responses.NodeView:
+    async def undrain(self, node: str) -> fleet.NodeView:
         """Give a node work again. Needs an admin token."""
         return await self.call(endpoints.undrain_node(node))
 
-    async def quarantine(self, node: str, device: int, reason: str) -> responses.NodeView:
+    async def quarantine(self, node: str, device: int, reason: str) -> fleet.NodeView:
         """Quarantine a device, by its index on the node, until it is released. Needs an admin token."""
         return await self.call(endpoints.quarantine_device(node, device, reason))
 
-    async def unquarantine(self, node: str, device: int) -> responses.NodeView:
+    async def unquarantine(self, node: str, device: int) -> fleet.NodeView:
         """Release a device from quarantine, whatever the reason was. Needs an admin token."""
         return await self.call(endpoints.unquarantine_device(node, device))
 
@@ -258,6 +263,18 @@ class AsyncClient:
 
     async def revoke_token(self, token: str) -> None:
         await self.call(endpoints.revoke_token(token))
+
+    async def list_secrets(self) -> list[responses.SecretView]:
+        """Names and times of your secrets; their values are never shown."""
+        return (await self.call(endpoints.list_secrets())).secrets
+
+    async def put_secret(self, name: str, value: str) -> responses.SecretView:
+        """Store a value that jobs may name (`program.secrets`), in place of an older one of that name."""
+        return await self.call(endpoints.put_secret(name, value))
+
+    async def delete_secret(self, name: str) -> None:
+        """Delete a secret. Jobs that name it cannot start any more; what runs keeps its value."""
+        await self.call(endpoints.delete_secret(name))
 
 
 class AsyncJob(AwaitedJobHandle):

@@ -16,7 +16,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
-from shardyard.contract import responses
+from shardyard.contract import fleet, responses
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
 
@@ -51,7 +51,7 @@ class Client:
         address = find_service(url, token)
         self.url = address.url
         self._attempts = attempts
-        self._wire = BlockingTransport(address.url, address.headers, transport)
+        self._wire = BlockingTransport(address, transport)
 
     def __enter__(self) -> Self:
         return self
@@ -201,33 +201,38 @@ class Client:
         answer. Sends one request."""
         return self.run(operations.missing_parts())
 
-    def pools(self) -> list[responses.PoolView]:
+    def pools(self) -> list[fleet.PoolView]:
         return self.call(endpoints.list_pools()).pools
 
-    def nodes(self) -> list[responses.NodeView]:
+    def set_pool_policy(self, pool: str, *, box: str = "any", network: str = "none") -> fleet.PoolView:
+        """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
+        (none or host). It counts for what starts from then on. Needs an admin token."""
+        return self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+
+    def nodes(self) -> list[fleet.NodeView]:
         return self.call(endpoints.list_nodes()).nodes
 
     def device_history(
         self, device: str, *, limit: int | None = None, cursor: str | None = None
-    ) -> responses.DeviceHistory:
+    ) -> fleet.DeviceHistory:
         """What attempts have left about a device, the newest first: `device` is its `name_in_fleet`, or its node and
         label, such as "host-a:cuda:3"."""
         return self.call(endpoints.get_device_history(device, limit=limit, cursor=cursor))
 
-    def drain(self, node: str, *, deadline_seconds: float | None = None) -> responses.NodeView:
+    def drain(self, node: str, *, deadline_seconds: float | None = None) -> fleet.NodeView:
         """Give a node no new work. Attempts that still run at the deadline move to other nodes. Needs an admin
         token."""
         return self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
-    def undrain(self, node: str) -> responses.NodeView:
+    def undrain(self, node: str) -> fleet.NodeView:
         """Give a node work again. Needs an admin token."""
         return self.call(endpoints.undrain_node(node))
 
-    def quarantine(self, node: str, device: int, reason: str) -> responses.NodeView:
+    def quarantine(self, node: str, device: int, reason: str) -> fleet.NodeView:
         """Quarantine a device, by its index on the node, until it is released. Needs an admin token."""
         return self.call(endpoints.quarantine_device(node, device, reason))
 
-    def unquarantine(self, node: str, device: int) -> responses.NodeView:
+    def unquarantine(self, node: str, device: int) -> fleet.NodeView:
         """Release a device from quarantine, whatever the reason was. Needs an admin token."""
         return self.call(endpoints.unquarantine_device(node, device))
 
@@ -256,6 +261,18 @@ class Client:
 
     def revoke_token(self, token: str) -> None:
         self.call(endpoints.revoke_token(token))
+
+    def list_secrets(self) -> list[responses.SecretView]:
+        """Names and times of your secrets; their values are never shown."""
+        return self.call(endpoints.list_secrets()).secrets
+
+    def put_secret(self, name: str, value: str) -> responses.SecretView:
+        """Store a value that jobs may name (`program.secrets`), in place of an older one of that name."""
+        return self.call(endpoints.put_secret(name, value))
+
+    def delete_secret(self, name: str) -> None:
+        """Delete a secret. Jobs that name it cannot start any more; what runs keeps its value."""
+        self.call(endpoints.delete_secret(name))
 
 
 class Job(BlockingJobHandle):

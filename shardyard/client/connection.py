@@ -1,12 +1,13 @@
 """Finds the service for the command line and the client: by arguments, else by variables, else on this machine.
 
 A running `shardyard up` keeps `service.json` in its data directory: its URL, the file of its admin
-token and its pid. That token is only ever sent to that URL.
+token, its pid and, where it serves HTTPS, the file of its certificate, which is the only one that is
+accepted there, whatever its name. That token is only ever sent to that URL.
 """
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardyard.contract.errors import Unauthenticated, Unavailable
@@ -21,6 +22,7 @@ class LocalService:
     url: str
     token_file: Path
     pid: int
+    certificate: Path | None = None
 
 
 def default_data_dir() -> Path:
@@ -36,17 +38,20 @@ def local_service(data_dir: Path) -> LocalService | None:
     """The service that runs on `data_dir`, or None."""
     try:
         found = json.loads((data_dir / SERVICE_FILE).read_text())
-        return LocalService(found["url"], Path(found["token_file"]), found["pid"])
+        service = LocalService(found["url"], Path(found["token_file"]), found["pid"])
+        return replace(service, certificate=Path(found["certificate"])) if "certificate" in found else service
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """The address of a service, and the token. An empty token means none."""
+    """The address of a service, and the token. An empty token means none. `certificate`: the file of the only one that
+    is accepted; None: those that the system trusts."""
 
     url: str
     token: str = field(repr=False)
+    certificate: Path | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -69,13 +74,14 @@ def find_service(url: str | None = None, token: str | None = None) -> ServiceAdd
             "no service is running on this machine; start one with `shardyard up`, "
             "or name one with --url or SHARDYARD_URL"
         )
+    certificate = None
     if local is not None and url in (None, local.url):
-        url = local.url
+        url, certificate = local.url, local.certificate
         token = _read_text(local.token_file) if token is None else token
     if token is None:
         raise Unauthenticated(f"no token for {url}; give one with --token or SHARDYARD_TOKEN")
     assert url is not None
-    return ServiceAddress(url, token)
+    return ServiceAddress(url, token, certificate)
 
 
 def url_host(host: str) -> str:

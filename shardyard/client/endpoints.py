@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client.transport import READ_SECONDS, HttpCall
-from shardyard.contract import responses
+from shardyard.contract import fleet, responses
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -258,42 +258,48 @@ def list_recipes() -> HttpCall[Any]:
     return _get_request("/v1/recipes", Any)
 
 
-def list_pools() -> HttpCall[responses.PoolList]:
-    return _get_request("/v1/pools", responses.PoolList)
+def list_pools() -> HttpCall[fleet.PoolList]:
+    return _get_request("/v1/pools", fleet.PoolList)
 
 
-def list_nodes() -> HttpCall[responses.NodeList]:
-    return _get_request("/v1/nodes", responses.NodeList)
+def set_pool_policy(pool: str, *, box: str = "any", network: str = "none") -> HttpCall[fleet.PoolView]:
+    body = json.dumps({"box": box, "network": network}).encode()
+    path = _build_path("pools", pool)
+    return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
+
+
+def list_nodes() -> HttpCall[fleet.NodeList]:
+    return _get_request("/v1/nodes", fleet.NodeList)
 
 
 def get_device_history(
     device: str, *, limit: int | None = None, cursor: str | None = None
-) -> HttpCall[responses.DeviceHistory]:
+) -> HttpCall[fleet.DeviceHistory]:
     path = _build_path("devices", device, "history")
-    return _get_request(path, responses.DeviceHistory, limit=limit, cursor=cursor)
+    return _get_request(path, fleet.DeviceHistory, limit=limit, cursor=cursor)
 
 
-def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[responses.NodeView]:
+def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[fleet.NodeView]:
     body = b"" if deadline_seconds is None else json.dumps({"deadline_seconds": deadline_seconds}).encode()
     path = _build_path("nodes", node, "drain")
-    return HttpCall(method="POST", path=path, kind=responses.NodeView, content=body, headers=_JSON, repeat=True)
+    return HttpCall(method="POST", path=path, kind=fleet.NodeView, content=body, headers=_JSON, repeat=True)
 
 
-def undrain_node(node: str) -> HttpCall[responses.NodeView]:
-    return HttpCall(method="DELETE", path=_build_path("nodes", node, "drain"), kind=responses.NodeView, repeat=True)
+def undrain_node(node: str) -> HttpCall[fleet.NodeView]:
+    return HttpCall(method="DELETE", path=_build_path("nodes", node, "drain"), kind=fleet.NodeView, repeat=True)
 
 
-def quarantine_device(node: str, device: int, reason: str) -> HttpCall[responses.NodeView]:
+def quarantine_device(node: str, device: int, reason: str) -> HttpCall[fleet.NodeView]:
     path, body = (
         _build_path("nodes", node, "devices", str(device), "quarantine"),
         json.dumps({"reason": reason}).encode(),
     )
-    return HttpCall(method="POST", path=path, kind=responses.NodeView, content=body, headers=_JSON, repeat=True)
+    return HttpCall(method="POST", path=path, kind=fleet.NodeView, content=body, headers=_JSON, repeat=True)
 
 
-def unquarantine_device(node: str, device: int) -> HttpCall[responses.NodeView]:
+def unquarantine_device(node: str, device: int) -> HttpCall[fleet.NodeView]:
     path = _build_path("nodes", node, "devices", str(device), "quarantine")
-    return HttpCall(method="DELETE", path=path, kind=responses.NodeView, repeat=True)
+    return HttpCall(method="DELETE", path=path, kind=fleet.NodeView, repeat=True)
 
 
 def forget_node(node: str) -> HttpCall[None]:
@@ -315,6 +321,20 @@ def create_token(
 
 def revoke_token(token: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("tokens", token), kind=NoneType)
+
+
+def list_secrets() -> HttpCall[responses.SecretList]:
+    return _get_request("/v1/secrets", responses.SecretList)
+
+
+def put_secret(name: str, value: str) -> HttpCall[responses.SecretView]:
+    body = json.dumps({"value": value}).encode()
+    path = _build_path("secrets", name)
+    return HttpCall(method="PUT", path=path, kind=responses.SecretView, content=body, headers=_JSON, repeat=True)
+
+
+def delete_secret(name: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("secrets", name), kind=NoneType)
 
 
 def check_readiness() -> HttpCall[responses.Readiness]:

@@ -8,6 +8,7 @@ from shardyard.contract.report import (
     Balance,
     DeviceMeasures,
     Finding,
+    NodeMeasures,
     Pattern,
     PredictionCheck,
     PrimitiveTimings,
@@ -84,6 +85,11 @@ class SplitReport:
     @property
     def per_device(self) -> tuple[DeviceMeasures, ...]:
         return self.data.per_device
+
+    @property
+    def per_node(self) -> tuple[NodeMeasures, ...]:
+        """What the devices of each node did together; empty where the attempt has one node."""
+        return self.data.per_node
 
     @property
     def primitives(self) -> PrimitiveTimings | None:

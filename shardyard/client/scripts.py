@@ -63,10 +63,14 @@ def locate_program(path: str | PathLike[str], entrypoint: str | None = None) -> 
 class ScriptOptions(TypedDict, total=False):
     """Options of a script; those that are left out have the service's defaults."""
 
-    devices: int
-    strategy: str  # single, dp: one process with all devices; ddp, fsdp: one process per device, as under torchrun
+    devices: int  # of each node
+    nodes: int  # several under ddp and fsdp only
+    #: single, dp: one process with all devices; ddp, fsdp: one process per device, as under torchrun. Left out: ddp on
+    #: several nodes, else single.
+    strategy: str
     rehearse: bool  # on virtual devices as if they were GPUs
     env: Mapping[str, str]
+    secrets: Mapping[str, str]  # environment variables whose values are secrets of yours, by their names
     python: str  # a Python environment that the operator offers
     pool: str
     name: str
@@ -114,12 +118,13 @@ def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]
         "priority": say("priority") or None,
         "observe": say("observe"),
         "labels": dict(say("labels") or {}),
-        "resources": {"devices": say("devices", 1)},
-        "parallelism": {"strategy": say("strategy", "single")},
+        "resources": {"devices": say("devices", 1), "nodes": say("nodes")},
+        "parallelism": {"strategy": say("strategy") or ("ddp" if (say("nodes") or 1) > 1 else "single")},
         "program": {
             "kind": "script",
             "args": list(args),
             "env": dict(say("env") or {}),
+            "secrets": dict(say("secrets") or {}),
             "rehearse": say("rehearse") or None,
             "python": say("python"),
         },

@@ -2,22 +2,32 @@
 
 What the client does is written once, as plain generators that do nothing themselves: a `Flow` yields
 a step (send this, wait so long, open a stream, read from it), is sent what came of it, and returns a
-value; an `Items` also yields values for the caller. `Wire` and `AsyncTransport` run them.
+value; an `Items` also yields values for the caller. `BlockingTransport` and `AsyncTransport` run them.
 """
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import httpx
 
+from shardyard.client.connection import ServiceAddress
 from shardyard.contract.errors import InvalidRequest, ShardyardError, Unavailable
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+UNTRUSTED = (
+    "; if that is the service's certificate, name the file of the authority that signed it, or of the certificate, in "
+    "SSL_CERT_FILE"
+)
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 
@@ -63,14 +73,14 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SendStep:
-    """Gives an `Answer`, also for an error."""
+    """Gives an `HttpAnswer`, also for an error."""
 
     call: HttpCall[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """Gives the `Answer` without its body, which the next `ReadStep` steps give; an error comes with its body.
+    """Gives the `HttpAnswer` without its body, which the next `ReadStep` steps give; an error comes with its body.
 
     A stream that was open before is closed.
     """
@@ -107,9 +117,14 @@ def _advance_flow(flow: Generator[Any, Any, Any], outcome: Any) -> Any:
 class BlockingTransport:
     """A transport that blocks. Several threads may use it."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
-        self.url = url
-        self._http = _make_client(url, lambda: httpx.Client(base_url=url, headers=headers, transport=transport))
+    def __init__(self, address: ServiceAddress, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = address.url
+        self._http = _make_client(
+            address,
+            lambda verify: httpx.Client(
+                base_url=address.url, headers=address.headers, transport=transport, verify=verify
+            ),
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -169,9 +184,14 @@ class BlockingTransport:
 class AsyncTransport:
     """A transport that awaits."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.url = url
-        self._http = _make_client(url, lambda: httpx.AsyncClient(base_url=url, headers=headers, transport=transport))
+    def __init__(self, address: ServiceAddress, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.url = address.url
+        self._http = _make_client(
+            address,
+            lambda verify: httpx.AsyncClient(
+                base_url=address.url, headers=address.headers, transport=transport, verify=verify
+            ),
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -233,7 +253,8 @@ def translate_failure(url: str, error: Exception) -> ShardyardError:
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return InvalidRequest(f"{url!r} is not a URL: {error}")
     kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unavailable
-    found = kind(f"{url} cannot be reached: {error or type(error).__name__}")
+    hint = UNTRUSTED if "CERTIFICATE_VERIFY_FAILED" in str(error) else ""
+    found = kind(f"{url} cannot be reached: {error or type(error).__name__}{hint}")
     found.__cause__ = error
     return found
 
@@ -241,11 +262,30 @@ def translate_failure(url: str, error: Exception) -> ShardyardError:
 C = TypeVar("C", httpx.Client, httpx.AsyncClient)
 
 
-def _make_client(url: str, make: Callable[[], C]) -> C:
+def _make_client(address: ServiceAddress, make: Callable[["ssl.SSLContext | bool"], C]) -> C:
     try:
-        return make()
+        return make(True if address.certificate is None else trust_certificate(address.certificate))
     except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{url!r} is not a URL: {error}") from error
+        raise InvalidRequest(f"{address.url!r} is not a URL: {error}") from error
+
+
+def trust_certificate(file: Path) -> "ssl.SSLContext":
+    """Accepts the first certificate of a PEM file and no other, whatever name it was made for.
+
+    Raises:
+        Unavailable: the file has none, or cannot be read.
+    """
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be one that signs others, or itself
+    try:
+        first, found, _ = file.read_text("ascii", "replace").partition(CERTIFICATE_ENDS)
+        context.load_verify_locations(cadata=first[first.index(CERTIFICATE_BEGINS) :] + found)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise Unavailable(f"the service's certificate, {file}, cannot be used: {error}") from error
+    return context
 
 
 def _request_arguments(call: HttpCall[Any]) -> dict[str, Any]:

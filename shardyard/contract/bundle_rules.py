@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardyard.contract.errors import BadBundle
+from shardyard.contract.plain_text import describe_unsafe, find_unsafe
 
 MAX_PATH_BYTES = 1000
 #: What common file systems take for one part of a path.
@@ -22,8 +23,6 @@ MAX_SHOWN = 100
 
 _MIB: Final = 1024 * 1024
 _DRIVE = re.compile(r"[A-Za-z]:")
-#: Control characters, lone surrogates, and what breaks a line where names are listed.
-_UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,8 @@ def _find_unsafe_part(name: str) -> str:
         return 'holds a backslash; pack with "/" between directories'
     if _DRIVE.match(name):
         return "begins with a drive letter; pack with names relative to the directory"
-    if not name.isprintable() and any(unicodedata.category(character) in _UNPRINTABLE for character in name):
-        return "holds a control character"
+    if unsafe := find_unsafe(name):
+        return describe_unsafe(unsafe)
     if len(name.encode()) > MAX_PATH_BYTES:
         return f"is longer than {MAX_PATH_BYTES} bytes"
     parts = name.removesuffix("/").split("/")

@@ -7,6 +7,7 @@
     │   ├── UnknownPool           no node ever registered for that pool
     │   ├── TooLargeForPool       no node of the pool has that many devices
     │   ├── UnknownBundle         the spec names code that the tenant has not uploaded
+    │   ├── UnknownSecret         the spec names a secret that the tenant does not have
     │   ├── BadBundle             an upload that is no zip, or breaks a rule on bundles
     │   ├── MalformedCursor       a cursor that this service did not make
     │   └── MalformedJson         the body is not JSON
@@ -21,9 +22,13 @@
     │   ├── JobNotRunning         a profile of a job that waits or has ended
     │   ├── ProfileRunning        a profile of a job that is being profiled
     │   ├── BundleQuota           a tenant's bundles have no more room
-    │   └── NodeInUse             forgetting a node that is alive or holds a lease
+    │   ├── SecretQuota           a tenant has as many secrets as it may have
+    │   ├── NodeInUse             forgetting a node that is alive or holds a lease
+    │   └── UnboxedNodes          a second tenant while nodes put no box around jobs
     ├── UnreadableSpec            a stored spec of another version of the service
+    ├── StorageLow                a disk of the service has too little room for anything new
     ├── FormatMismatch            the keys in Redis are those of another version; no request meets it
+    ├── SecretKeyUnusable         the file with the keys of secrets is missing, or another service's
     └── Unavailable               Redis does not answer; the request may be repeated
 
 Each class has a stable `code`. HTTP statuses live in one table of `api.http.problems`, not here.
@@ -74,6 +79,10 @@ class TooLargeForPool(InvalidRequest):
 
 class UnknownBundle(InvalidRequest):
     code = "unknown_bundle"
+
+
+class UnknownSecret(InvalidRequest):
+    code = "unknown_secret"
 
 
 class BadBundle(InvalidRequest):
@@ -132,16 +141,32 @@ class BundleQuota(Conflict):
     code = "bundle_quota"
 
 
+class SecretQuota(Conflict):
+    code = "secret_quota"
+
+
 class NodeInUse(Conflict):
     code = "node_in_use"
+
+
+class UnboxedNodes(Conflict):
+    code = "unboxed_nodes"
 
 
 class UnreadableSpec(ShardyardError):
     code = "unreadable_spec"
 
 
+class StorageLow(ShardyardError):
+    code = "storage_low"
+
+
 class FormatMismatch(ShardyardError):
     code = "format_mismatch"
+
+
+class SecretKeyUnusable(ShardyardError):
+    code = "secret_key_unusable"
 
 
 class Unavailable(ShardyardError):

@@ -96,6 +96,28 @@ class DeviceMeasures(msgspec.Struct, frozen=True):
     mfu: float | None = None
 
 
+class NodeMeasures(msgspec.Struct, frozen=True):
+    """One node's devices together over the main phase.
+
+    `rows` and `share` are sums, `steps` is the most of a device. The times are means over its devices, of which each is
+    the `total` of `DeviceMeasures`. `slowest_device` is the one of them that waited least for the others.
+    """
+
+    node: str
+    devices: tuple[int, ...]
+    rows: int | None
+    share: float | None
+    steps: int
+    slowest_device: int | None
+    data_wait_ms: float | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    comm_ms: float | None = None
+    optimizer_ms: float | None = None
+    other_ms: float | None = None
+    wall_ms: float | None = None
+
+
 class PrimitiveTimings(msgspec.Struct, frozen=True):
     replicate_ms: Timing
     scatter_ms: Timing
@@ -103,7 +125,7 @@ class PrimitiveTimings(msgspec.Struct, frozen=True):
     gather_ms: Timing
 
 
-class Balance(msgspec.Struct, frozen=True):
+class Balance(msgspec.Struct, frozen=True, omit_defaults=True):
     """How evenly rows and time are spread, and what costs most.
 
     `cause` is the largest loss, if it is at least a tenth of the time of the steps: `rows` or
@@ -112,7 +134,7 @@ class Balance(msgspec.Struct, frozen=True):
     communication: a rank that waits for nobody spends it too). `slowest_device` is the one that spent
     least in waiting for the others. `time_max_over_mean` is about the time of waiting for data and computing.
     `wasted_device_seconds` sums, over devices and all steps, how much longer each waited for others than the device
-    that waited least.
+    that waited least. `slowest_node` is the node whose devices waited least on average; it is left out on one node.
     """
 
     rows_max_over_mean: float | None
@@ -122,6 +144,7 @@ class Balance(msgspec.Struct, frozen=True):
     idle_device_steps: int | None
     wasted_device_seconds: float | None
     output_device_memory_skew: float | None
+    slowest_node: str | None = None
 
 
 class WhatIf(msgspec.Struct, frozen=True):
@@ -202,17 +225,22 @@ class Report(msgspec.Struct, frozen=True):
     flop_per_step: int | None = None
     flop_per_second: float | None = None
     mfu: float | None = None
+    per_node: tuple[NodeMeasures, ...] = ()  # where the attempt has several nodes
 
 
 #: The disjoint parts of a device's wall time.
 TIME_PARTS = ("data_wait_ms", "forward_ms", "backward_ms", "comm_ms", "optimizer_ms", "other_ms")
 
 
-def time_parts(device: DeviceMeasures) -> dict[str, float]:
-    """What a device's time went into, in milliseconds over all steps, by the name of the part. What every view of a
-    report shows. Parts that are not known are left out."""
-    timings = {name: getattr(device, name) for name in TIME_PARTS}
-    return {name: timing.total for name, timing in timings.items() if timing is not None}
+def time_parts(measures: DeviceMeasures | NodeMeasures) -> dict[str, float]:
+    """What the time of a device went into, or of a node's devices on average, in milliseconds over all steps, by the
+    name of the part. What every view of a report shows. Parts that are not known are left out."""
+    timings = {name: getattr(measures, name) for name in TIME_PARTS}
+    return {
+        name: timing.total if isinstance(timing, Timing) else timing
+        for name, timing in timings.items()
+        if timing is not None
+    }
 
 
 #: How much work is done: the same fields in a report and in each of its devices.

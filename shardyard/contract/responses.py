@@ -57,8 +57,12 @@ class ReasonView(Answer, frozen=True):
 
 
 class PlacementView(Answer, frozen=True):
+    """Devices of a node that a job or an attempt has. `ranks` are those that drive them: one for each device under ddp
+    and fsdp, numbered through from node to node, one for all under single and dp. Lists of attempts leave them out."""
+
     node: str
     devices: list[str] = []  # names for people, in the lease's order: cuda:3
+    ranks: list[int] = []
 
 
 class Progress(Answer, frozen=True, kw_only=True):
@@ -94,7 +98,8 @@ class JobSummary(Answer, frozen=True, kw_only=True):
     state: str
     reason: ReasonView = ReasonView()
     pool: str = ""
-    devices: int = 0
+    devices: int = 0  # of each node
+    nodes: int = 1
     strategy: str = ""
     priority: int = 0
     labels: dict[str, str] = {}
@@ -136,6 +141,7 @@ class JobStatus(JobSummary, frozen=True, kw_only=True):
     global_batch_size: int | None = None
     start: str = ""  # warm | cold
     rehearsal: bool = False
+    network: str | None = None  # of the newest attempt. none: its own loopback only | host: the node's
     progress: Progress | None = None
     result: Json | None = None
     error: Json | None = None
@@ -168,6 +174,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     reason: ReasonView | None = None
     error: Json | None = None
     resumed_from: Resumed | None = None  # None: it began at the first step
+    network: str | None = None  # none: its own loopback only | host: the node's
 
 
 class AttemptList(Answer, frozen=True):
@@ -350,103 +357,6 @@ class MetricList(Answer, frozen=True, kw_only=True):
     series: list[SeriesView]
 
 
-# -- the fleet ---------------------------------------------------------------------------------------
-
-
-class DeviceView(Answer, frozen=True, kw_only=True):
-    """A device of a node. `name_in_fleet` names it for `GET /v1/devices/{id}/history`; `suspected` says why it should
-    be checked, or put into quarantine."""
-
-    device: int
-    label: str = ""
-    id: str = ""
-    name: str = ""
-    kind: str = ""
-    memory_total_bytes: int | None = None
-    state: str  # free | leased | quarantined | offline
-    job: str | None = None  # the job that holds it: an id of the caller's tenant, or "another tenant"
-    attempt: int | None = None
-    quarantine: str | None = None  # why it is not leased again; a job that holds it may end first
-    quarantined_at: datetime | None = None
-    name_in_fleet: str = ""
-    suspected: str | None = None
-
-
-class DeviceHistoryLine(Answer, frozen=True, kw_only=True):
-    """What one attempt has left about a device, or (`event`) the begin or end of its quarantine.
-
-    `relative_ms_per_row` is its time for a row, forward and backward, over the median of its peers: other devices of
-    the attempt that are of the same kind. It is `None` without peers. `slow`: the report has a `slow-device` finding
-    about its computing. `error`: the attempt ended by a fault of the device or of its node.
-    """
-
-    at: datetime | None = None
-    event: str = "attempt"  # attempt | quarantined | released
-    job: str | None = None  # an id of the caller's tenant, or "another tenant"
-    attempt: int | None = None
-    reason: str | None = None  # how the attempt ended, as the job's status says it
-    hours: float = 0.0  # from the claim of the attempt to its end
-    peers: int = 0  # other devices of the attempt
-    ms_per_row: float | None = None
-    relative_ms_per_row: float | None = None
-    slow: bool = False
-    error: str | None = None
-    quarantine: str | None = None  # why
-    by: str | None = None  # of an event: operator | sweep
-
-
-class DeviceHistory(Answer, frozen=True, kw_only=True):
-    """The history of a device, the newest line first. `node` and `label` are where it is now; they are empty if it is
-    on no node that the service knows. `next` is the cursor of the following page."""
-
-    id: str
-    node: str = ""
-    label: str = ""
-    name: str = ""
-    state: str = ""
-    suspected: str | None = None
-    lines: list[DeviceHistoryLine]
-    next: str | None = None
-
-
-class NodeView(Answer, frozen=True, kw_only=True):
-    id: str
-    pool: str = ""
-    host: str = ""
-    address: str = ""
-    version: str = ""
-    cores: int = 0
-    alive: bool
-    draining: bool = False
-    stopping: bool = False  # its worker is leaving
-    drain_deadline_at: datetime | None = None  # when what runs there moves to other nodes; the node's clock decides
-    attempts: int = 0  # that hold devices there
-    registered_at: datetime | None = None
-    devices: list[DeviceView] = []
-    environments: list[str] = []  # Pythons that a script may name in program.python
-    queued: int = 0  # jobs that wait in the node's pool
-
-
-class NodeList(Answer, frozen=True):
-    nodes: list[NodeView]
-
-
-class PoolView(Answer, frozen=True, kw_only=True):
-    name: str
-    devices: int = 0
-    free: int = 0
-    leased: int = 0
-    quarantined: int = 0
-    largest_node: int = 0  # most devices that one job can ask for
-    nodes: int = 0
-    live_nodes: int = 0
-    queued: int = 0
-
-
-class PoolList(Answer, frozen=True):
-    pools: list[PoolView]
-
-
 # -- accounts and the service ------------------------------------------------------------------------
 
 
@@ -472,6 +382,18 @@ class NewToken(TokenView, frozen=True, kw_only=True):
 
 class TokenList(Answer, frozen=True):
     tokens: list[TokenView]
+
+
+class SecretView(Answer, frozen=True, kw_only=True):
+    """A secret without its value, which only the ranks of jobs that name it get."""
+
+    name: str
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
+class SecretList(Answer, frozen=True):
+    secrets: list[SecretView]
 
 
 class Caller(Answer, frozen=True, kw_only=True):

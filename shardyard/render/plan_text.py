@@ -11,12 +11,14 @@ from shardyard.render.text_tables import finding_lines, format_count, note_lines
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """The job of a plan. `predictable` is false for a script, whose splits are known only when it runs."""
+    """The job of a plan. `devices` are those of each node. `predictable` is false for a script, whose splits are known
+    only when it runs."""
 
     name: str | None
     strategy: str
     devices: int
     predictable: bool
+    nodes: int = 1
 
 
 def render_plan(plan: Plan, job: PlannedJob, width: int = 100) -> str:
@@ -48,4 +50,7 @@ def _header_lines(plan: Plan, job: PlannedJob) -> Iterator[str]:
     batch = "batch size not known here"
     if plan.batch_size is not None and plan.global_batch_size is not None:
         batch = f"batch size {format_count(plan.batch_size)}, {format_count(plan.global_batch_size)} over all"
-    yield f"strategy {job.strategy}, {job.devices} {'device' if job.devices == 1 else 'devices'}; {size}, {batch}"
+    devices = f"{job.devices} {'device' if job.devices == 1 else 'devices'}"
+    if job.nodes > 1:
+        devices += f" on each of {job.nodes} nodes, {format_count(job.devices * job.nodes)} together"
+    yield f"strategy {job.strategy}, {devices}; {size}, {batch}"

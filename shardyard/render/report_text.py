@@ -1,12 +1,20 @@
 """The split report as plain text for a terminal (`shardyard.render.text_tables` has the layout)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from shardyard.contract.report import Report, Timing, WhatIf, has_whole_times, time_parts
+from shardyard.contract.report import (
+    DeviceMeasures,
+    NodeMeasures,
+    Report,
+    Timing,
+    WhatIf,
+    has_whole_times,
+    time_parts,
+)
 from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_remarks
 from shardyard.render.text_tables import (
     NOT_MEASURED,
@@ -16,6 +24,7 @@ from shardyard.render.text_tables import (
     format_bytes,
     format_count,
     format_flop,
+    format_indexes,
     format_measure,
     format_share,
     format_timing,
@@ -31,6 +40,8 @@ from shardyard.render.text_tables import (
 
 #: Columns from which tables have room for more.
 _WIDE = 120
+#: Nodes that the head names.
+_MOST_NODES = 4
 #: Of what-if, in parts of the run's time.
 _SHOWN_PART = 0.005
 _PART_TITLES = {
@@ -59,13 +70,19 @@ def _header_lines(report: Report) -> Iterator[str]:
     if report.resumed is not None:
         step, attempt = report.resumed.step, report.resumed.attempt
         yield f"resumed after {format_count(step)} steps, from a checkpoint of attempt {attempt}; they count here too"
-    nodes = ", ".join(sorted({device.node for device in report.devices}))
+    nodes = _name_nodes(report)
     devices = describe_devices(len(report.devices), report.device_kind, virtual=report.virtual)
     yield f"strategy {report.strategy}, {devices} on {nodes}"
     if report.verdict:
         yield report.verdict
     if not has_whole_times(report):
         yield "made by an earlier version: times are those of the measured steps alone"
+
+
+def _name_nodes(report: Report) -> str:
+    nodes = list(dict.fromkeys(device.node for device in report.devices))
+    more = len(nodes) - _MOST_NODES
+    return ", ".join(nodes[:_MOST_NODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _pattern_table(report: Report, width: int) -> Iterator[RenderableType]:
@@ -84,10 +101,13 @@ def _pattern_table(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _device_table(report: Report, width: int) -> Iterator[RenderableType]:
-    table = make_grid(["device", "id"], ["rows", "share", "steps", "idle", "ms/row", "peak memory"])
+    several = len({device.node for device in report.devices}) > 1
+    names = ["device", *(["node"] if several else []), "id"]
+    table = make_grid(names, ["rows", "share", "steps", "idle", "ms/row", "peak memory"])
     for device, measures in zip(report.devices, report.per_device, strict=True):
         table.add_row(
             str(device.device),
+            *([plain_text(shorten_name(device.node))] if several else []),
             plain_text(shorten_name(device.id)),
             format_count(measures.rows),
             NOT_MEASURED if measures.share is None else f"{measures.share:.1%}",
@@ -100,6 +120,27 @@ def _device_table(report: Report, width: int) -> Iterator[RenderableType]:
     together = describe_rates(report)
     if together:
         yield f"{together} together"
+
+
+def _node_tables(report: Report, width: int) -> Iterator[RenderableType]:
+    """What each node's devices got and cost together."""
+    if not report.per_node:
+        return
+    table = make_grid(["node", "devices"], ["rows", "share", "steps", "slowest device"])
+    for node in report.per_node:
+        table.add_row(
+            plain_text(shorten_name(node.node)),
+            format_indexes(node.devices),
+            format_count(node.rows),
+            format_share(node.share),
+            format_count(node.steps),
+            format_count(node.slowest_device),
+        )
+    yield table
+    times = _times_of("node", [(shorten_name(node.node), node) for node in report.per_node], width)
+    if times.row_count:
+        yield ""
+        yield times
 
 
 def _rate_table(report: Report, width: int) -> Iterator[RenderableType]:
@@ -125,15 +166,22 @@ def _rate_table(report: Report, width: int) -> Iterator[RenderableType]:
 
 def _part_table(report: Report, width: int) -> Iterator[RenderableType]:
     """What each device's time went into: shares of its wall time, and seconds where there is room."""
-    table = make_grid(["device"], ["wall", *_PART_TITLES.values()])
-    for device in report.per_device:
-        parts = time_parts(device)
-        whole = device.wall_ms or sum(parts.values())
-        if parts and whole and has_whole_times(report):
-            cells = (_part_cell(parts.get(name), whole, width) for name in _PART_TITLES)
-            table.add_row(str(device.device), f"{format_measure(whole / 1000)} s", *cells)
-    if table.row_count:
-        yield table
+    if has_whole_times(report):
+        table = _times_of("device", [(str(device.device), device) for device in report.per_device], width)
+        if table.row_count:
+            yield table
+
+
+def _times_of(title: str, rows: Sequence[tuple[str, DeviceMeasures | NodeMeasures]], width: int) -> Table:
+    """A row for each that has times."""
+    table = make_grid([title], ["wall", *_PART_TITLES.values()])
+    for name, measures in rows:
+        parts = time_parts(measures)
+        whole = measures.wall_ms or sum(parts.values())
+        if parts and whole:
+            cells = (_part_cell(parts.get(part), whole, width) for part in _PART_TITLES)
+            table.add_row(plain_text(name), f"{format_measure(whole / 1000)} s", *cells)
+    return table
 
 
 def _part_cell(total: float | None, whole: float, width: int) -> str:
@@ -185,13 +233,14 @@ def _balance_table(report: Report, width: int) -> Iterator[RenderableType]:
         ("rows, most over mean", format_measure(balance.rows_max_over_mean)),
         ("time, most over mean", format_measure(balance.time_max_over_mean)),
         ("slowest device", format_count(balance.slowest_device)),
+        *([] if balance.slowest_node is None else [("slowest node", balance.slowest_node)]),
         ("main cause of lost time", balance.cause or NOT_MEASURED),
         ("steps of idle devices", format_count(balance.idle_device_steps)),
         ("device seconds spent waiting for the slowest", format_measure(balance.wasted_device_seconds)),
         ("memory, output device over the others", format_measure(balance.output_device_memory_skew)),
     )
     for name, value in (*lines, *(() if what_if is None else _what_if_lines(what_if))):
-        table.add_row(name, value)
+        table.add_row(name, plain_text(value))
     yield table
 
 
@@ -214,6 +263,7 @@ def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:
 
 _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], ...] = (
     ("Splits: rows of each device", _pattern_table),
+    ("Nodes", _node_tables),
     ("Devices", _device_table),
     ("Throughput", _rate_table),
     ("Where each device's time went", _part_table),

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardyard.contract.plain_text import escape_unsafe
 from shardyard.contract.report import Finding, Pattern, Report, Timing, describe_cost, fields_by_reason
 
 MIN_WIDTH = 80
@@ -132,8 +133,8 @@ def make_grid(names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def plain_text(words: str) -> Text:
-    """Literal text: no markup, and no control characters."""
-    return Text("".join(letter if letter.isprintable() else "?" for letter in words))
+    """Literal text: no markup, and control characters written out."""
+    return Text(escape_unsafe(words))
 
 
 def shorten_name(name: str) -> str:
@@ -144,6 +145,17 @@ def shorten_name(name: str) -> str:
 def describe_devices(count: int, kind: str, *, virtual: bool, prefix: str = "") -> str:
     """ "8 virtual cpu devices"."""
     return f"{count} {prefix}{'virtual ' if virtual else ''}{kind} {'device' if count == 1 else 'devices'}"
+
+
+def format_indexes(indexes: Sequence[int]) -> str:
+    """Devices in few characters: "0-3", "0, 2-4". They are in order."""
+    runs: list[list[int]] = []
+    for index in indexes:
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1][1:] = [index]
+        else:
+            runs.append([index])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def format_count(value: int | None) -> str:

@@ -118,20 +118,22 @@ def redis_answers(server: EmbeddedRedis) -> bool:
     Raises:
         ServiceError: a server answers, but refuses our password.
     """
-    # Without the client library, which would cost `up` 6 MB for these two lines.
     try:
-        with sockets.socket(sockets.AF_UNIX) as line:
-            line.settimeout(ANSWER_SECONDS)
-            line.connect(str(server.socket))
-            line.sendall(f"AUTH {server.password}\r\nPING\r\n".encode())
-            with line.makefile("rb") as replies:
-                let_in, alive = (replies.readline(MAX_REPLY_BYTES) for _ in range(2))
+        let_in, alive = _send_command(server, "PING")
     except OSError:
         return False
     if let_in.startswith((b"-WRONGPASS", b"-ERR AUTH")):
         said = let_in.decode(errors="replace").strip()
         raise ServiceError(f"the {server.name} Redis refuses the password in {server.directory / 'password'}: {said}")
     return (let_in, alive) == (b"+OK\r\n", b"+PONG\r\n")
+
+
+def set_option(server: EmbeddedRedis, name: str, value: str) -> bool:
+    """Change a setting of a running server, until it ends. False: it does not answer, or refuses."""
+    try:
+        return _send_command(server, f"CONFIG SET {name} {value}") == (b"+OK\r\n", b"+OK\r\n")
+    except OSError:
+        return False
 
 
 def wait_until_it_answers(server: EmbeddedRedis, seconds: float = 60) -> None:
@@ -145,6 +147,17 @@ def wait_until_it_answers(server: EmbeddedRedis, seconds: float = 60) -> None:
                 f"the {server.name} Redis did not answer within {seconds:.0f} s; see {server.service.log_path}"
             )
         time.sleep(0.01)
+
+
+def _send_command(server: EmbeddedRedis, command: str) -> tuple[bytes, bytes]:
+    """The first lines of the replies to the password and to a command. Raises OSError."""
+    # Without the client library, which would cost `up` 6 MB for these few lines.
+    with sockets.socket(sockets.AF_UNIX) as line:
+        line.settimeout(ANSWER_SECONDS)
+        line.connect(str(server.socket))
+        line.sendall(f"AUTH {server.password}\r\n{command}\r\n".encode())
+        with line.makefile("rb") as replies:
+            return replies.readline(MAX_REPLY_BYTES), replies.readline(MAX_REPLY_BYTES)
 
 
 def _packaged_server() -> Path | None:
@@ -174,7 +187,10 @@ def _read_password(path: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Replace `path` atomically; only its owner can read it, from the first byte on."""
+    """Replace `path` atomically; only its owner can read it, from the first byte on. One that has the text already is
+    left alone: a full disk must not keep a service from starting."""
+    if path.is_file() and stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text() == text:
+        return
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -149,7 +149,7 @@ class ProcessGroup:
             if service.keep or _recorded_fingerprint(service.lock_path) == service.fingerprint():
                 self._running[service.name] = survivor
                 return "adopted"
-            self._end_process(survivor)
+            self._end_processes(survivor)
             how = "replaced"
 
     def watch(self, timeout: float, *, restart: bool = True) -> None:
@@ -172,17 +172,32 @@ class ProcessGroup:
     def pid(self, name: str) -> int:
         return self._running[name].pid
 
-    def stop(self, name: str) -> None:
-        """SIGTERM, wait as long as the service may take, then SIGKILL. A stopped service is no error."""
-        self._restarts.pop(name, None)
-        running = self._running.pop(name, None)
-        if running is not None:
-            self._end_process(running)
+    def stop(self, *names: str) -> None:
+        """SIGTERM to all at once, wait as long as each service may take, then SIGKILL. A stopped service is no
+        error."""
+        for name in names:
+            self._restarts.pop(name, None)
+        running = [found for name in names if (found := self._running.pop(name, None)) is not None]
+        self._end_processes(*running)
 
-    def _end_process(self, running: _RunningProcess) -> None:
+    def end_survivor(self, service: ServiceProcess) -> bool:
+        """End what an earlier `up` has left of a service that this one does not start; False where nothing is left."""
+        survivor = _find_survivor(service) if is_alive(service) else None
+        if survivor is None:
+            return False
+        self._end_processes(survivor)
+        return True
+
+    def _end_processes(self, *processes: _RunningProcess) -> None:
+        for running in processes:
+            _send_signal(running, signal.SIGTERM)
+        begun = time.monotonic()
+        for running in processes:
+            self._await_end(running, begun + running.service.stop_seconds)
+
+    def _await_end(self, running: _RunningProcess, deadline: float) -> None:
+        """Wait for a process that was asked to end, and kill it once the deadline is over; `deadline` is monotonic."""
         service = running.service
-        _send_signal(running, signal.SIGTERM)
-        deadline = time.monotonic() + service.stop_seconds
         while not _wait_for_end([running], 0.05):
             # Redis gets its whole time even in a fast stop, so that everything it has accepted is on disk.
             if time.monotonic() > deadline or (self.hurried() and not service.keep):
@@ -239,14 +254,13 @@ def sole_owner(path: Path) -> Iterator[None]:
             "Stop it first, or give this one another --data-dir."
         )
     try:
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
+        _write_lock(lock, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(lock)
 
 
-def tail_log(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+def tail_log(path: Path) -> str:
     """The last lines of a log, indented for a message."""
     try:
         with path.open("rb") as file:
@@ -254,7 +268,7 @@ def tail_log(path: Path, lines: int = LOG_TAIL_LINES) -> str:
             text = file.read().decode(errors="replace")
     except OSError as error:
         return f"    (cannot be read: {error})"
-    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (empty)"
+    return "\n".join(f"    {line}" for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
 
 
 def _open_lock(path: Path) -> int | None:
@@ -291,12 +305,10 @@ def _spawn_service(service: ServiceProcess, lock: int) -> _RunningProcess:
 
 
 def _write_lock(lock: int, body: bytes) -> None:
-    """Write `body` to a lock file, unless it has it already: a full disk could truncate the file and then refuse the
-    write."""
-    if os.pread(lock, len(body) + 1, 0) == body:
-        return
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, body, 0)
+    """Write `body` to a lock file, in place: a full disk could truncate the file and then refuse the write."""
+    if os.pread(lock, len(body) + 1, 0) != body:
+        os.pwrite(lock, body, 0)
+        os.ftruncate(lock, len(body))
 
 
 def _has_room(directory: Path) -> bool:

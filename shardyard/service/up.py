@@ -1,10 +1,10 @@
 """`shardyard up`: one command that runs the whole service on one machine, in one directory.
 
-    start   control and telemetry Redis -> API -> worker -> ready when the node has shown its devices
-    stop    worker (its attempts go back to the queue) -> API -> Redis
+    start   control and telemetry Redis -> API -> workers -> ready when their nodes have shown their devices
+    stop    workers (their attempts go back to the queue) -> API -> Redis
 
-The worker ends first because its attempts must still be able to write how they ended; Redis ends
-last because everybody writes to it.
+There is one worker, or one for each virtual node. Workers end first because their attempts must still be able to write
+how they ended; Redis ends last because everybody writes to it.
 """
 
 import contextlib
@@ -16,21 +16,31 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import httpx
 from rich.console import Console
 from rich.markup import escape
 
+from api.http.auth import UnsafeToStart
+from api.http.tls import ServerCertificate, choose_certificate
 from jobs.model.settings import Settings
+from jobs.support import fs, secret_keys
 from shardyard import formatting
 from shardyard.client import Client
 from shardyard.client.connection import SERVICE_FILE, default_data_dir, url_host
+from shardyard.client.transport import trust_certificate
 from shardyard.contract.errors import ShardyardError
-from shardyard.contract.responses import NodeView
+from shardyard.contract.fleet import NodeView
 from shardyard.service import embedded_redis
+from shardyard.service.box_notice import describe_box, has_no_box, refuse_unboxed
 from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess, is_alive, sole_owner
+from shardyard.service.redis_room import RedisRoom
+from shardyard.service.secret_key_file import find_key_file
+from shardyard.service.virtual_nodes import PlannedWorker, find_other_workers, plan_workers, release_ballast
 
 READY_SECONDS = 120.0
 #: How often `up` looks whether a signal has come.
@@ -50,6 +60,11 @@ class UpOptions:
     pool: str = "default"
     redis_url: str | None = None
     telemetry_url: str | None = None
+    jobs_unboxed: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure_http: bool = False
+    nodes: int = 1  # more than one: virtual ones
 
 
 class InterruptCounter:
@@ -98,41 +113,52 @@ class _ServiceRun:
         self._data_dir = data_dir
         self._console = console
         self._interrupts = interrupts
-        self._started: list[str] = []
+        self._certificate: ServerCertificate | None = None
+        self._started: list[tuple[str, ...]] = []  # names of processes that are stopped together
+        self._workers: tuple[PlannedWorker, ...] = ()
+        self._room: RedisRoom | None = None  # of the control Redis, where it is ours
         self._processes = ProcessGroup(say=self._print_warning, hurried=lambda: interrupts.count > 1)
 
     def start(self) -> None:
         """Start everything, in order, and wait until the service accepts jobs (or a signal comes)."""
         begun = time.monotonic()
         self._print_line(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
+        self._certificate = _choose_certificate(self._options)
+        self._workers = plan_workers(self._options.nodes, self._options.devices, Settings().node)
         port = self._choose_port()
+        secret_keys.create_key_file(find_key_file(self._data_dir))
         environment = self._service_environment(port) | self._start_redis()
         if environment["SHARDYARD_RUN_AS"]:
             self._data_dir.chmod(0o711)  # jobs can reach their own directories in it, and list nothing
-        self._start_process(_api_process(self._data_dir, environment))
-        self._start_process(_worker_process(self._data_dir, environment))
-        url = f"http://{url_host(self._options.host)}:{port}"
+        self._start_processes(_api_process(self._data_dir, environment))
+        self._end_other_workers(environment)
+        self._start_processes(*(_worker_process(self._data_dir, environment, worker) for worker in self._workers))
+        url = f"{'http' if self._certificate is None else 'https'}://{url_host(self._options.host)}:{port}"
         token_file = Path(environment["SHARDYARD_ADMIN_TOKEN_FILE"])
         nodes = self._wait_until_ready(url, token_file)
         if nodes:
-            record = {"url": url, "token_file": str(token_file), "pid": os.getpid()}
-            (self._data_dir / SERVICE_FILE).write_text(json.dumps(record) + "\n")
+            if not self._options.jobs_unboxed:
+                refuse_unboxed(nodes, self._options.host)
+            self._write_service_file(self._service_record(url, token_file))
             self._print_ready(url, token_file, nodes, time.monotonic() - begun)
 
     def watch(self) -> None:
         while not self._interrupts.count:
+            if self._room is not None:
+                self._room.keep()
             self._processes.watch(TICK_SECONDS)
 
     def stop(self) -> None:
-        (self._data_dir / SERVICE_FILE).unlink(missing_ok=True)
+        self._set_service_file_aside()
         if not self._started:
             return
         begun = time.monotonic()
         self._print_line("\nstopping; running attempts go back to the queue (Ctrl-C again: do not wait for them)")
         while self._started:
-            name = self._started.pop()
-            self._processes.stop(name)
-            self._print_line(f"  {name} ended")
+            names = self._started.pop()
+            self._processes.stop(*names)
+            for name in names:
+                self._print_line(f"  {name} ended")
         self._print_line(f"stopped after {time.monotonic() - begun:.1f} s; `shardyard up` continues from here")
 
     # -- parts of a start --------------------------------------------------------------------------
@@ -159,15 +185,20 @@ class _ServiceRun:
             return int(probe.getsockname()[1])
 
     def _service_environment(self, port: int) -> dict[str, str]:
-        return {
+        certificate = self._certificate
+        files = {} if certificate is None else {"TLS_CERT": certificate.chain, "TLS_KEY": certificate.key}
+        return {f"SHARDYARD_{name}": str(path.absolute()) for name, path in files.items()} | {
             "SHARDYARD_HOST": self._options.host,
             "SHARDYARD_PORT": str(port),
             "SHARDYARD_STORAGE": str(self._data_dir / "storage"),
             "SHARDYARD_STATE_DIR": str(self._data_dir / "node"),
             "SHARDYARD_ADMIN_TOKEN_FILE": str(self._data_dir / "admin.token"),
+            "SHARDYARD_SECRET_KEY_FILE": str(find_key_file(self._data_dir)),
             "SHARDYARD_POOL": self._options.pool,
             "SHARDYARD_DEVICES": self._options.devices,
             "SHARDYARD_RUN_AS": os.environ.get("SHARDYARD_RUN_AS", ""),
+            "SHARDYARD_JOBS_UNBOXED": "1" if self._options.jobs_unboxed else "0",
+            "SHARDYARD_INSECURE_HTTP": "1" if self._options.insecure_http else "0",
         }
 
     def _start_redis(self) -> dict[str, str]:
@@ -182,32 +213,69 @@ class _ServiceRun:
             name: embedded_redis.prepare_redis(name, self._data_dir, program) for name in embedded_redis.SETTINGS
         }
         for server in servers.values():
-            self._start_process(server.service)
+            self._start_processes(server.service)
         for server in servers.values():
             embedded_redis.wait_until_it_answers(server)
+        self._room = RedisRoom(servers["control"], Settings().reserve_bytes, self._print_warning)
+        self._room.keep()
         telemetry_url = self._options.telemetry_url or servers["telemetry"].url
         return {"SHARDYARD_REDIS_URL": servers["control"].url, "SHARDYARD_TELEMETRY_URL": telemetry_url}
 
-    def _start_process(self, service: ServiceProcess) -> None:
-        how = self._processes.start(service)
-        self._started.append(service.name)
-        remark = {"started": "", "adopted": "  (still running, taken over)", "replaced": "  (in place of an older one)"}
-        self._print_line(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark[how]}")
+    def _service_record(self, url: str, token_file: Path) -> dict[str, Any]:
+        record = {"url": url, "token_file": str(token_file), "pid": os.getpid()}
+        return (
+            record if self._certificate is None else record | {"certificate": str(self._certificate.chain.absolute())}
+        )
+
+    def _set_service_file_aside(self) -> Path:
+        """Have no service file. The next one is written where the last one was, since a full disk takes no new file."""
+        aside = self._data_dir / f".{SERVICE_FILE}"
+        with contextlib.suppress(FileNotFoundError):
+            (self._data_dir / SERVICE_FILE).rename(aside)
+        return aside
+
+    def _write_service_file(self, record: dict[str, Any]) -> None:
+        """Say where the service is, for the commands of this user; it serves without that, too."""
+        aside = self._set_service_file_aside()
+        try:
+            fs.overwrite_file(aside, f"{json.dumps(record)}\n".encode())
+            aside.rename(self._data_dir / SERVICE_FILE)
+        except OSError as error:
+            self._print_warning(f"{SERVICE_FILE} was not written ({error.strerror}): name the service with --url")
+
+    def _start_processes(self, *services: ServiceProcess) -> None:
+        """Start processes that are stopped together later."""
+        self._started.append(())
+        for service in services:
+            how = self._processes.start(service)
+            self._started[-1] += (service.name,)
+            remark = {"adopted": "  (still running, taken over)", "replaced": "  (in place of an older one)"}
+            self._print_line(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark.get(how, '')}")
+
+    def _end_other_workers(self, environment: Mapping[str, str]) -> None:
+        """End what an earlier `up` has left that had another number of nodes."""
+        for name in find_other_workers(self._data_dir, self._workers):
+            unwanted = _worker_process(self._data_dir, environment, PlannedWorker(name, node=""))
+            if self._processes.end_survivor(unwanted):
+                self._print_line(f"  {name:<10} ended: this start has another number of nodes")
+        release_ballast(Path(environment["SHARDYARD_STATE_DIR"]), self._workers)
 
     def _wait_until_ready(self, url: str, token_file: Path) -> list[NodeView]:
-        """The nodes of our pool once they are live; empty when a signal came first.
+        """The live nodes of our pool once ours are among them; empty when a signal came first.
 
         Raises:
             ServiceError: a process ended, or the deadline passed.
         """
         deadline = time.monotonic() + READY_SECONDS
-        with self._console.status("waiting for the API") as status, Client(url, "", attempts=1) as client:
+        with self._console.status("waiting for the API") as status, self._connect(url, "") as client:
             while not self._interrupts.count:
                 missing = client.missing()
-                nodes = self._live_nodes(url, token_file) if missing == {} else []
-                if nodes:
+                nodes = self._live_nodes(url, token_file) if _can_serve(missing) else []
+                if {worker.node for worker in self._workers} <= {node.id for node in nodes}:
+                    if missing:
+                        self._print_warning(f"no job starts until there is room: {_in_words(missing)}")
                     return nodes
-                waiting = "the API" if missing is None else _in_words(missing) or "the worker to show its devices"
+                waiting = "the API" if missing is None else _in_words(missing) or "each worker to show its devices"
                 status.update(f"waiting for {waiting}")
                 if time.monotonic() > deadline:
                     raise ServiceError(
@@ -216,9 +284,22 @@ class _ServiceRun:
                 self._processes.watch(TICK_SECONDS, restart=False)
         return []
 
+    def _read_network(self, url: str, token_file: Path) -> str:
+        """The network that jobs of our pool get where they have a box with one of its own."""
+        with contextlib.suppress(OSError, ShardyardError), self._connect(url, token_file.read_text().strip()) as client:
+            return next((pool.network for pool in client.pools() if pool.name == self._options.pool), "none")
+        return "none"
+
+    def _connect(self, url: str, token: str) -> Client:
+        """A client that asks once, and speaks to the service that has our certificate, if we have one."""
+        if self._certificate is None:
+            return Client(url, token, attempts=1)
+        only = httpx.HTTPTransport(verify=trust_certificate(self._certificate.chain))
+        return Client(url, token, attempts=1, transport=only)
+
     def _live_nodes(self, url: str, token_file: Path) -> list[NodeView]:
         try:
-            with Client(url, token_file.read_text().strip(), attempts=1) as client:
+            with self._connect(url, token_file.read_text().strip()) as client:
                 nodes = client.nodes()
         except (OSError, ShardyardError):
             return []  # asked again until the deadline
@@ -230,8 +311,12 @@ class _ServiceRun:
         self._print_line(f"[bold green]ready[/] in {seconds:.1f} s\n")
         self._print_line(f"  address     [bold]{url}[/]")
         self._print_line(f"  token file  {token_file}")
-        for node in nodes:
-            self._print_line(f"  pool        {node.pool}: {_describe_devices(node)} on {node.id}")
+        network = self._read_network(url, token_file)
+        for box, alike in groupby(nodes, key=lambda node: describe_box(node.box, network)):
+            for node in (group := list(alike)):
+                self._print_line(f"  pool        {node.pool}: {_describe_devices(node)} on {_describe_node(node)}")
+            say = self._print_warning if has_no_box(group[0]) else self._print_line
+            say(f"  box         {box}")
         if self._data_dir != default_data_dir().absolute():
             self._print_line(f"\n  for the commands in another terminal:  export SHARDYARD_DATA_DIR={self._data_dir}")
         self._print_line("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
@@ -248,6 +333,19 @@ class _ServiceRun:
             self._console.print(text, highlight=False, soft_wrap=True, **how)
 
 
+def _choose_certificate(options: UpOptions) -> ServerCertificate | None:
+    try:
+        return choose_certificate(options.host, options.tls_cert, options.tls_key, insecure_http=options.insecure_http)
+    except UnsafeToStart as error:
+        raise ServiceError(str(error)) from error
+
+
+def _can_serve(missing: Mapping[str, str] | None) -> bool:
+    """Whether the service answers, and lacks nothing. Where disks have too little room, nodes take no work, and there
+    must be a service to make room with."""
+    return missing is not None and (not missing or ("disks" in missing and missing.keys() <= {"disks", "nodes"}))
+
+
 def _in_words(missing: Mapping[str, str]) -> str:
     return ", ".join(f"{part.replace('_', ' ')} ({state})" for part, state in missing.items())
 
@@ -260,19 +358,30 @@ def _describe_devices(node: NodeView) -> str:
     return f"{formatting.device_names(device.label for device in devices)} ({len(devices)} {what})"
 
 
+def _describe_node(node: NodeView) -> str:
+    return f"{node.id} (virtual node, {node.address})" if node.virtual else node.id
+
+
 def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
-    wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "HOST", "PORT")
+    wanted = (
+        *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
+        *("HOST", "PORT", "TLS_CERT", "TLS_KEY", "INSECURE_HTTP", "JOBS_UNBOXED"),
+    )
     return _own_process(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
 
 
-def _worker_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
-    wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "POOL", "DEVICES", "RUN_AS")
+def _worker_process(data_dir: Path, environment: Mapping[str, str], worker: PlannedWorker) -> ServiceProcess:
+    wanted = (
+        *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "SECRET_KEY_FILE", "TLS_KEY"),
+        *("POOL", "DEVICES", "RUN_AS", "JOBS_UNBOXED"),
+        *(name.removeprefix("SHARDYARD_") for name in worker.settings),
+    )
     command = ("-m", "workers", "--stop-attempts-on-exit")
     return _own_process(
         data_dir,
-        "worker",
+        worker.process,
         command,
-        environment,
+        {**environment, **worker.settings},
         wanted,
         stop_seconds=WORKER_STOP_SECONDS + Settings().checkpoint_seconds,
     )

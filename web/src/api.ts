@@ -11,6 +11,7 @@ export interface Reason {
 export interface Placement {
   node: string;
   devices: string[];
+  ranks: number[];
 }
 
 export type State = "queued" | "starting" | "running" | "succeeded" | "failed" | "cancelled";
@@ -21,7 +22,9 @@ export interface JobSummary {
   state: State;
   reason: Reason;
   pool: string;
+  /** Of each node. */
   devices: number;
+  nodes: number;
   strategy: string;
   priority: number;
   labels: Record<string, string>;
@@ -66,6 +69,7 @@ export interface JobStatus extends JobSummary {
   global_batch_size: number | null;
   start: string;
   rehearsal: boolean;
+  network: string | null;
   progress: Progress | null;
   result: { loss: number | null; metrics: Record<string, number> } | null;
   error: { rank?: number; message?: string; traceback?: string | null; advice?: string | null; kind?: string } | null;
@@ -83,6 +87,7 @@ export interface Attempt {
   ended_at: string | null;
   reason: Reason | null;
   resumed_from?: { step: number; attempt: number } | null;
+  network?: string | null;
 }
 
 export interface Timing {
@@ -133,6 +138,19 @@ export interface DeviceMeasures extends Rates {
   wall_ms?: number | null;
 }
 
+/** A node's devices together; the times are means over them, in milliseconds over all steps. */
+export interface NodeMeasures {
+  node: string;
+  devices: number[];
+  rows: number | null;
+  share: number | null;
+  steps: number;
+  slowest_device: number | null;
+  data_wait_ms?: number | null;
+  comm_ms?: number | null;
+  wall_ms?: number | null;
+}
+
 export interface Finding {
   code: string;
   severity: string;
@@ -160,6 +178,8 @@ export interface Balance {
   idle_device_steps: number | null;
   wasted_device_seconds: number | null;
   output_device_memory_skew: number | null;
+  /** Of several nodes only. */
+  slowest_node?: string | null;
 }
 
 export interface Report extends Rates {
@@ -173,6 +193,8 @@ export interface Report extends Rates {
   devices: ReportDevice[];
   patterns: Pattern[];
   per_device: DeviceMeasures[];
+  /** Where there are several; reports of earlier versions lack it. */
+  per_node?: NodeMeasures[];
   primitives: Record<string, Timing> | null;
   balance: Balance;
   findings: Finding[];
@@ -300,6 +322,28 @@ export interface NodeView {
   attempts: number;
   devices: Device[];
   queued: number;
+  box: Box;
+  /** It lacks the box that its pool demands, and takes no work. */
+  unboxed: boolean;
+  low_disk: LowDisk | null;
+  /** It shares its machine with other nodes. */
+  virtual: boolean;
+  topology: string;
+}
+
+/** What a job has for itself on a node. Of a worker of an earlier version no rights are known. */
+export interface Box {
+  level: string;
+  rights: { name: string; has: boolean; why: string | null }[];
+}
+
+/** A disk that has less left than the service keeps for itself: its node takes no work. */
+export interface LowDisk {
+  name: string;
+  free_bytes: number;
+  reserve_bytes: number;
+  free_files: number;
+  reserve_files: number;
 }
 
 export interface Pool {
@@ -311,6 +355,10 @@ export interface Pool {
   nodes: number;
   live_nodes: number;
   queued: number;
+  /** Its policy: the box that a node must have to take work, and the network that jobs get. */
+  box: string;
+  network: string;
+  unboxed: number;
 }
 
 export interface Me {
@@ -349,6 +397,11 @@ const TIMEOUT_MS = 70_000;
 
 /** Send a request and read its JSON answer (undefined where there is none). Raises Problem. */
 export async function call<T>(method: string, path: string, body?: unknown, headers: HeadersInit = {}): Promise<T> {
+  const text = await fetchText(method, path, body, headers);
+  return (text ? read(text) : undefined) as T;
+}
+
+async function fetchText(method: string, path: string, body?: unknown, headers: HeadersInit = {}): Promise<string> {
   const wanted: RequestInit = {
     method,
     headers: body === undefined ? headers : { "Content-Type": "application/json", ...headers },
@@ -365,12 +418,19 @@ export async function call<T>(method: string, path: string, body?: unknown, head
   if (answer.status === 401) me.value = null;
   const text = await answer.text();
   if (!answer.ok) throw problemOf(answer.status, text);
-  return (text ? read(text) : undefined) as T;
+  return text;
 }
 
-/** JSON, without the marks that turn the direction of writing: names and lines are other people's, and could look like
- * something else than they are. */
-export const read = (text: string): unknown => JSON.parse(text.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, ""));
+/** C1, marks that turn the direction of writing, separators, and the mark without a width. Names and lines are other
+ * people's, and could look like something else than they are. */
+const UNSAFE = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
+
+/** Text as it can be shown, with such marks written out as `\u202e`. */
+export const show = (text: string): string => text.replace(UNSAFE, escaped);
+
+/** JSON, all of whose texts can be shown. */
+export const read = (text: string): unknown => JSON.parse(text.replace(UNSAFE, (one) => `\\${escaped(one)}`));
 
 function problemOf(status: number, text: string): Problem {
   try {
@@ -382,6 +442,8 @@ function problemOf(status: number, text: string): Problem {
 }
 
 export const get = <T,>(path: string): Promise<T> => call<T>("GET", path);
+/** The answer with texts as the service has them, for what is sent back to it; they are shown by `show`. */
+export const getAsItIs = async <T,>(path: string): Promise<T> => JSON.parse(await fetchText("GET", path)) as T;
 export const post = <T,>(path: string, body?: unknown, headers?: HeadersInit): Promise<T> =>
   call<T>("POST", path, body, headers);
 

@@ -94,3 +94,26 @@ export function findingCost(one: { cost_device_seconds?: number | null; cost_sha
   const share = one.cost_share === undefined || one.cost_share === null ? "" : `, ${Math.round(100 * one.cost_share)}% of the run`;
   return `(costs ${spent}${share})`;
 }
+
+/** Names of devices, or numbers of ranks, with runs in short: "cuda:0-3, cuda:6", "8-15". */
+export function runs(names: (string | number)[]): string {
+  const found: { kind: string; first: number; last: number }[] = [];
+  for (const name of names) {
+    const [, kind = "", digits = ""] = /^(.*?)(\d*)$/.exec(String(name)) ?? [];
+    const at = Number(digits);
+    const before = found.at(-1);
+    if (digits !== "" && before?.kind === kind && before.last === at - 1) before.last = at;
+    else found.push(digits === "" ? { kind: String(name), first: -1, last: -1 } : { kind, first: at, last: at });
+  }
+  return found.map(({ kind, first, last }) => (first < 0 ? kind : first === last ? `${kind}${first}` : `${kind}${first}-${last}`)).join(", ");
+}
+
+/** What a job asks for: "4", or "4 of each of 2 nodes". */
+export function asked(job: { devices: number; nodes: number }): string {
+  return job.nodes > 1 ? `${count(job.devices)} of each of ${count(job.nodes)} nodes` : count(job.devices);
+}
+
+/** Where a job or an attempt is: its node, or the one that leads and how many there are beside it. */
+export function leader(placement: { node: string }[]): string | undefined {
+  return placement.length > 1 ? `${placement[0]!.node} and ${plural(placement.length - 1, "other")}` : placement[0]?.node;
+}

@@ -9,6 +9,7 @@ that do the work:
     launcher.py         starts a supervisor for an attempt
     attempt_reaper.py   ends attempts whose supervisor is dead
     janitor.py          clears orphaned directories and tests devices in quarantine, in a thread of its own
+    disks/              keeps room on the disks, in a thread of its own
     hardware/           samples the devices of attempts once a second, in a thread of its own
 """
 
@@ -28,9 +29,10 @@ from jobs.scheduling.hints import HintSender
 from jobs.scheduling.scheduler import JobScheduler
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
-from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable
+from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnboxedNodes
 from workers.node.attempt_reaper import AttemptReaper
 from workers.node.config import NodeConfig
+from workers.node.disks.watch import DiskWatch
 from workers.node.forkserver import ForkFailed, ForkServer
 from workers.node.hardware.sampler import HardwareSampler
 from workers.node.heartbeat import NodeHeartbeat
@@ -61,11 +63,12 @@ class Agent:
         self._config = config
         self._store = control
         self._reconnect = reconnect
-        self._instance = uuid.uuid4().hex
         self._held = HeldAttempts()
-        self._forkserver = ForkServer()
+        self._forkserver = ForkServer(config.plan)
         self._launcher = AttemptLauncher(config, control, self._forkserver, self._held)
-        self._heartbeat = NodeHeartbeat(config, control, self._instance, self._held)
+        instance = uuid.uuid4().hex
+        self._disks = DiskWatch(config, control, instance, self._held.attempt_ids, lambda: self._heartbeat.send_soon())
+        self._heartbeat = NodeHeartbeat(config, control, instance, self._held, lambda: self._disks.low_disk)
         self._reaper = AttemptReaper(config, control, self._held)
         self._scheduler = JobScheduler(control, hint_sender, config.settings, listen=False)
         self._janitor = Janitor(
@@ -85,7 +88,7 @@ class Agent:
 
         Raises:
             NodeTaken: another worker on this host serves the node.
-            NotConfined: the ranks' accounts can do too much or too little.
+            NotConfined: in their box, or under their accounts, ranks can do too much or too little.
             ForkFailed: the forkserver does not come up.
         """
         state_dir = self._config.state_dir
@@ -97,18 +100,16 @@ class Agent:
             node = self._config.node_id
             raise NodeTaken(f"another worker on this host already serves node {node!r}") from error
         self._reaper.clear_orphans()
-        if self._config.accounts is not None:
-            check.check_accounts(
-                self._config.accounts,
-                self._config.settings,
-                state_dir,
-                self._config.environments,
-                self._config.devices,
-            )
+        config = self._config
+        if config.plan is not None:
+            check.check_box(config.plan, config.accounts, config.settings, state_dir, config.environments)
+        elif config.accounts is not None:
+            check.check_accounts(config.accounts, config.settings, state_dir, config.environments, config.devices)
         log.info("forkserver_warm", seconds=round(self._forkserver.start_warm(), 2))
 
     def start(self) -> None:
         """Register the node and begin to look after it."""
+        self._disks.start()  # first: the node says of its disks what it knows with its first heartbeat
         self._thread.start()
         self._scheduler.start()
         self._janitor.start()
@@ -138,6 +139,7 @@ class Agent:
         self._stop.set()
         self._janitor.stop()
         self._sampler.stop()
+        self._disks.stop()
         if self._thread.ident is not None:  # Celery may be told to stop before it was ready
             self._thread.join(5)
             self._scheduler.stop()
@@ -175,7 +177,7 @@ class Agent:
                     registered = False
                     self._replace_forkserver()
                 if not registered:
-                    register_node(self._config, self._store, self._instance)
+                    register_node(self._config, self._store, self._heartbeat.instance)
                     registered = True
                     self._heartbeat.send_soon()
                 if self._heartbeat.is_due:
@@ -186,8 +188,9 @@ class Agent:
                 self._revive_forkserver()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
-            except (NodeTaken, FormatMismatch, identity.StorageMismatch) as error:
-                # Another worker has the node, or the storage directory is a wrong one: this worker must end.
+            except (NodeTaken, FormatMismatch, UnboxedNodes, identity.StorageMismatch) as error:
+                # Another worker has the node, the storage directory is a wrong one, or jobs of several tenants would
+                # run without a box: this worker must end.
                 log.error("node_refused", why=str(error))
                 os._exit(2)
             except Exception:

@@ -51,8 +51,14 @@ class AttemptReaper:
         working_dir.reclaim_storage(self._config.storage, attempt)
         keep_files_of_dead_supervisor(directory, self._config.storage, attempt)
         pending_end.report_pending_end(self._store, attempt, directory.pending_end)
-        why, backoff = "its supervisor died", backoff_seconds()
-        lost = store.reap(attempt, StateReason.SUPERVISOR_LOST, why, heartbeat=None, backoff_seconds=backoff)
+        lost = store.reap(
+            attempt,
+            StateReason.SUPERVISOR_LOST,
+            "its supervisor died",
+            heartbeat=None,
+            backoff_seconds=backoff_seconds(),
+            node=self._config.node_id,
+        )
         if self._store.run(lost):
             log.warning("supervisor_lost", attempt=str(attempt), last_words=_read_log_tail(directory.log))
         quarantine = self._quarantine_reasons(survivors)

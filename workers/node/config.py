@@ -4,19 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.model.records import DeviceRecord
+from jobs.model.records import BoxRights, DeviceRecord
 from jobs.model.settings import Settings
+from workers.sandbox.box.plan import BoxPlan
 from workers.sandbox.run_as import NodeAccounts
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """`environments` are the Pythons that jobs may name. Ranks run under `accounts`; None: under the worker's own."""
+    """`environments` are the Pythons that jobs may name. Ranks run in boxes of this `plan`; None: in none. They run
+    under `accounts`, or under the account of their box, or under the worker's own. `box` is what the node says of its
+    boxes; None: that was not looked for."""
 
     settings: Settings
     devices: tuple[DeviceRecord, ...]
     environments: Mapping[str, Path] = field(default_factory=dict)
     accounts: NodeAccounts | None = None
+    box: BoxRights | None = None
+    plan: BoxPlan | None = None
 
     @property
     def node_id(self) -> str:
@@ -26,6 +31,11 @@ class NodeConfig:
     def state_dir(self) -> Path:
         """The node's own directory, below the state directory of the host."""
         return self.settings.state_dir.expanduser() / self.settings.node
+
+    @property
+    def devices_here(self) -> int:
+        """Devices of all nodes that share this machine: each has as many."""
+        return len(self.devices) * self.settings.nodes_here
 
     @property
     def storage(self) -> Path:

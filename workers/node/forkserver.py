@@ -6,7 +6,8 @@ nothing else, and for none of its children: a supervisor outlives server and wor
 
 The standard library has such a server too, which takes a process in between with what `multiprocessing` does there.
 Ours has one process waiting, forked ahead, that becomes the next supervisor; until then it knows no credentials and no
-attempt.
+attempt. The server never does: its memory is that of all later ranks, which may be other tenants'. So it passes on
+descriptors of what only supervisors read.
 
 Forking is safe only while the server has one thread and no CUDA context: it looks, and refuses.
 """
@@ -24,16 +25,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
 from jobs.support import failpoints
-from workers.rank.process import INHERITED_VARIABLES, name_process
+from workers.rank.process import INHERITED_VARIABLES
 from workers.runtime.launch import AttemptConfig
+from workers.runtime.process_control import name_process
+from workers.sandbox.box.plan import BoxPlan
+
+if TYPE_CHECKING:
+    from workers.sandbox.box.box import Box, BoxFailed
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +50,8 @@ DEATH_SECONDS = 5.0
 DEATH_DELAY_SECONDS = 0.5
 #: After a start, before the next supervisor is forked ahead: the ranks have the cores first.
 SPARE_DELAY_SECONDS = 0.2
+#: Of a launch: the attempt's configuration, and credentials.
+MAX_DESCRIPTORS = 2
 _LENGTH = struct.Struct("!I")
 
 
@@ -54,7 +62,9 @@ class ForkFailed(Exception):
 class ForkServer:
     """One per worker. `warm` before the node registers; `config` for every attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: BoxPlan | None = None) -> None:
+        """`plan`: of the box around every attempt; None: they get none."""
+        self._plan = plan
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
@@ -87,8 +97,10 @@ class ForkServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def start_supervisor(self, config: AttemptConfig, control_url: str, telemetry_url: str) -> int:
-        """Start the supervisor of an attempt.
+    def start_supervisor(
+        self, config: AttemptConfig, control_url: str, telemetry_url: str, secrets: Mapping[str, str] | None = None
+    ) -> int:
+        """Start the supervisor of an attempt. `secrets` are the values that its ranks get as environment variables.
 
         Returns:
             its process id.
@@ -96,11 +108,9 @@ class ForkServer:
         Raises:
             ForkFailed: it did not come up.
         """
-        reader, writer = os.pipe()
+        credentials = {"control_url": control_url, "telemetry_url": telemetry_url, "secrets": dict(secrets or {})}
+        reader = _leave_message(json.dumps(credentials).encode())  # read once the ranks are forked
         try:
-            secrets = {"control_url": control_url, "telemetry_url": telemetry_url}
-            with Connection(writer, readable=False) as pipe:
-                pipe.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
             with self._lock:
                 if self._is_dead(0):  # the line may not tell: a supervisor that was stopped at its birth has it too
                     self._start_warm()
@@ -131,6 +141,7 @@ class ForkServer:
         with theirs, _scrubbed_environment():
             self._process = subprocess.Popen([sys.executable, *flags, "-c", program], pass_fds=[theirs.fileno()])
         self._socket = ours
+        _send_message(ours, pickle.dumps(self._plan), [])
         self._read_reply(WARM_SECONDS)
 
     def _kill_server(self) -> None:
@@ -149,10 +160,13 @@ class ForkServer:
     def _request_supervisor(self, config: AttemptConfig, credentials: int) -> int:
         if self._socket is None:
             raise ForkFailed("the forkserver was never warm")
+        launch = _leave_message(pickle.dumps(config))
         try:
-            _send_message(self._socket, pickle.dumps(config), [credentials])
+            _send_message(self._socket, b"", [launch, credentials])
         except OSError as error:
             raise ForkFailed(f"the forkserver died: {error!r}") from error
+        finally:
+            os.close(launch)
         return int(self._read_reply(REPLY_SECONDS))
 
     def _read_reply(self, seconds: float) -> str:
@@ -175,6 +189,16 @@ class ForkServer:
         return str(text)
 
 
+def _leave_message(body: bytes) -> int:
+    """A descriptor that another process reads a message from, whenever it likes. In memory: a pipe holds 64 KiB, and
+    nothing of this may be on a disk."""
+    descriptor = os.memfd_create("launch")
+    with Connection(os.dup(descriptor), readable=False) as writer:
+        writer.send_bytes(body)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
 def _send_message(line: socket.socket, body: bytes, descriptors: list[int]) -> None:
     socket.send_fds(line, [_LENGTH.pack(len(body))], descriptors)
     line.sendall(body)
@@ -186,7 +210,7 @@ def _receive_message(line: socket.socket) -> tuple[bytes, list[int]]:
     Raises:
         EOFError: the other side is gone.
     """
-    head, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, 1)
+    head, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, MAX_DESCRIPTORS)
     head += _receive_exactly(line, _LENGTH.size - len(head)) if head else b""
     if not head:
         raise EOFError
@@ -214,8 +238,9 @@ def serve(descriptor: int) -> NoReturn:
     try:
         import workers.node.preload  # noqa: F401
 
+        plan: BoxPlan | None = pickle.loads(_receive_message(line)[0])  # noqa: S301  (the worker's own)
         _send_reply(line, *_check_ready())
-        _serve_launches(line)
+        _serve_launches(line, plan)
     except (EOFError, ConnectionError):
         pass  # the worker is gone
     except BaseException:  # noqa: BLE001  (the worker notices the closed socket)
@@ -224,16 +249,16 @@ def serve(descriptor: int) -> NoReturn:
         os._exit(0)  # skip the exit handlers of imported modules
 
 
-def _serve_launches(line: socket.socket) -> None:
+def _serve_launches(line: socket.socket, plan: BoxPlan | None) -> None:
     """Answer launches. In between, fork a process ahead, which becomes the next supervisor; it ends with the server."""
     spare: tuple[int, socket.socket] | None = None
     while True:
         if spare is None and not _is_readable(line, SPARE_DELAY_SECONDS):
-            spare = _fork_spare()
+            spare = _fork_spare(plan)
             continue
-        config, descriptors = _receive_message(line)
-        pid = _hand_over(spare, config, descriptors) if spare is not None else 0
-        _send_reply(line, *(("ok", str(pid)) if pid else _fork_supervisor(config, descriptors)))
+        _, descriptors = _receive_message(line)
+        pid = _hand_over(spare, descriptors) if spare is not None else 0
+        _send_reply(line, *(("ok", str(pid)) if pid else _fork_supervisor(descriptors, plan)))
         spare = None
         for descriptor in descriptors:
             os.close(descriptor)
@@ -253,8 +278,8 @@ def _check_ready() -> tuple[str, str]:
     return ("failed", why_not) if why_not else ("ok", str(os.getpid()))
 
 
-def _fork_spare() -> tuple[int, socket.socket] | None:
-    """A process that waits to be a supervisor, and the line to it; None where there can be none."""
+def _fork_spare(plan: BoxPlan | None) -> tuple[int, socket.socket] | None:
+    """A process that waits to be a supervisor, with its box, and the line to it; None where there can be none."""
     from workers.supervisor.process_setup import become_leader
 
     if _why_unsafe_to_fork():
@@ -268,10 +293,14 @@ def _fork_spare() -> tuple[int, socket.socket] | None:
         try:
             name_process("sy-spare")
             become_leader(theirs.fileno())
-            with contextlib.suppress(EOFError):  # the server is gone
-                message = _receive_message(theirs)
+            box = _make_box(plan)
+            try:
+                _, descriptors = _receive_message(theirs)
+            except EOFError:  # the server is gone
+                _discard_box(box)
+            else:
                 theirs.close()
-                _run_supervisor(*message)
+                _run_supervisor(_read_config(descriptors[0]), descriptors[1], box)
         finally:
             os._exit(0)
     theirs.close()
@@ -281,18 +310,18 @@ def _fork_spare() -> tuple[int, socket.socket] | None:
     return pid, ours
 
 
-def _hand_over(spare: tuple[int, socket.socket], config: bytes, descriptors: list[int]) -> int:
+def _hand_over(spare: tuple[int, socket.socket], descriptors: list[int]) -> int:
     """Have the spare process run a launch; its process id, or 0 where it is dead."""
     pid, line = spare
     with line:
         try:
-            _send_message(line, config, descriptors)
+            _send_message(line, b"", descriptors)
         except OSError:
             return 0
     return pid
 
 
-def _fork_supervisor(config: bytes, descriptors: list[int]) -> tuple[str, str]:
+def _fork_supervisor(descriptors: list[int], plan: BoxPlan | None) -> tuple[str, str]:
     from workers.supervisor.process_setup import become_leader
 
     if why_not := _why_unsafe_to_fork():
@@ -303,18 +332,48 @@ def _fork_supervisor(config: bytes, descriptors: list[int]) -> tuple[str, str]:
         return "failed", f"the forkserver cannot fork: {error}"
     if pid == 0:
         try:
-            become_leader(descriptors[0])
-            _run_supervisor(config, descriptors)
+            config = _read_config(descriptors[0])
+            become_leader(descriptors[1])
+            _run_supervisor(config, descriptors[1], _make_box(plan))
         finally:
             os._exit(1)
     return "ok", str(pid)
 
 
-def _run_supervisor(config: bytes, descriptors: list[int]) -> None:
+def _read_config(descriptor: int) -> AttemptConfig:
+    """Of the attempt that this process is to supervise; the descriptor is closed."""
+    with Connection(descriptor, writable=False) as message:
+        config: AttemptConfig = pickle.loads(message.recv_bytes())  # noqa: S301  (the worker's own)
+    return config
+
+
+def _run_supervisor(config: AttemptConfig, credentials: int, box: "Box | BoxFailed | None") -> None:
     from workers.supervisor.main import main
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    main(pickle.loads(config), Connection(descriptors[0], writable=False))  # noqa: S301  (the worker's own)
+    main(config, Connection(credentials, writable=False), box)
+
+
+def _make_box(plan: BoxPlan | None) -> "Box | BoxFailed | None":
+    """The box of the next attempt; why there is none, which the attempt then fails to start of."""
+    from workers.rank.handle import fork_rank_in_box
+    from workers.sandbox.box.box import Box, BoxFailed
+    from workers.sandbox.box.init import BoxWork
+    from workers.supervisor.rendezvous import serve_store
+
+    if plan is None:
+        return None
+    try:
+        return Box.make(plan, BoxWork(fork_rank_in_box, serve_store))
+    except BoxFailed as error:
+        return error
+
+
+def _discard_box(box: "Box | BoxFailed | None") -> None:
+    from workers.sandbox.box.box import Box
+
+    if isinstance(box, Box):
+        box.destroy()
+        box.release()
 
 
 def _why_unsafe_to_fork() -> str:

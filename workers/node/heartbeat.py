@@ -1,12 +1,14 @@
 """Sends the node's heartbeat, and learns from the answer which attempts hold devices here."""
 
 import math
+from collections.abc import Callable
 from time import monotonic
 
 import structlog
 
 from jobs import store
 from jobs.files import identity
+from jobs.model.records import LowDisk
 from jobs.store.client import RedisStore
 from workers.node.config import NodeConfig
 from workers.node.drain import DrainTimer
@@ -17,11 +19,20 @@ log = structlog.get_logger(__name__)
 
 
 class NodeHeartbeat:
-    def __init__(self, config: NodeConfig, control: RedisStore, instance: str, held: HeldAttempts) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        control: RedisStore,
+        instance: str,
+        held: HeldAttempts,
+        low_disk: Callable[[], LowDisk | None],
+    ) -> None:
+        """`low_disk` returns the disk that has too little room for work, if there is one."""
         self._config = config
         self._store = control
-        self._instance = instance
+        self.instance = instance
         self._held = held
+        self._low_disk = low_disk
         self._sent_at = -math.inf  # by the monotonic clock
         self.count = 0
         self.drain = DrainTimer()
@@ -44,7 +55,7 @@ class NodeHeartbeat:
         self._sent_at = monotonic()
         identity.check_storage(self._config.storage)  # first: a node without its storage must take no work
         node = self._config.node_id
-        reply = self._store.run(store.renew_node(node, self._instance, self.drain.remaining()))
+        reply = self._store.run(store.renew_node(node, self.instance, self.drain.remaining(), self._low_disk()))
         if reply.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {node!r}")
         self._held.replace_all(reply.holding)

@@ -112,7 +112,7 @@ def orphaned_attempts(state_dir: Path) -> Iterator[AttemptId]:
     """Attempts that have a directory, and no supervisor that lives."""
     for directory in (state_dir / "attempts").glob("*.*.*"):
         tenant, job, number = directory.name.rsplit(".", 2)
-        if number.isdigit() and is_supervisor_dead(AttemptDirectory(directory)):
+        if number.isdecimal() and is_supervisor_dead(AttemptDirectory(directory)):
             yield AttemptId(tenant, job, int(number))
 
 

@@ -12,13 +12,15 @@ from jobs.model.records import DeviceRecord
 from jobs.model.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.model.state import JobState, StateReason
 from jobs.scheduling.scheduler import backoff_seconds
-from jobs.store import AttemptId
+from jobs.store import AttemptId, JobView
 from jobs.store.client import RedisStore
-from shardyard.contract.errors import NotFound, UnreadableSpec
-from workers.node import environments
+from shardyard.contract.errors import NotFound, SecretKeyUnusable, UnreadableSpec
+from workers.node import environments, job_secrets
 from workers.node.config import NodeConfig
 from workers.node.forkserver import ForkFailed, ForkServer
 from workers.node.held_attempts import HeldAttempts
+from workers.node.job_limits import limits_of
+from workers.node.job_secrets import SecretsUnusable
 from workers.runtime.launch import AttemptConfig
 
 log = structlog.get_logger(__name__)
@@ -45,7 +47,7 @@ class AttemptLauncher:
             config = self._read_waiting(attempt)
             if config is None:
                 return
-            pid = self._fork_supervisor(config)
+            pid = self._fork_supervisor(config, self._read_secrets(attempt.tenant, config.spec))
         except _CannotStart as error:
             log.error("attempt_not_started", attempt=str(attempt), why=str(error))
             refuse = store.refuse(
@@ -57,7 +59,7 @@ class AttemptLauncher:
         log.info("supervisor_started", attempt=str(attempt), pid=pid)
 
     def _read_waiting(self, attempt: AttemptId) -> AttemptConfig | None:
-        """How to run an attempt; None where it does not wait for its start on this node."""
+        """How to run this node's part of an attempt; None where it does not wait for its start here."""
         try:
             job = self._store.run(store.read_job(attempt.tenant, attempt.job))
         except NotFound:
@@ -65,11 +67,15 @@ class AttemptLauncher:
         except UnreadableSpec as error:
             raise _CannotStart(StateReason.REJECTED_BY_WORKER, error.message) from error
         record = job.record
-        if (record.attempt, record.state, record.node) != (attempt.number, JobState.STARTING, self._config.node_id):
+        if (record.attempt, record.state) != (attempt.number, JobState.STARTING):
+            return None
+        nodes = [place.node for place in record.placement]
+        if self._config.node_id not in nodes:
             return None
         self._check_storage()
-        lease = self._leased_devices(record.leased)
-        return self._attempt_config(attempt, job.spec, lease, self._choose_python(job.spec))
+        part = nodes.index(self._config.node_id)
+        lease = self._leased_devices(record.placement[part].devices)
+        return self._attempt_config(attempt, job, part, lease, self._choose_python(job.spec))
 
     def _check_storage(self) -> None:
         """Without its storage an attempt would find no checkpoint, and leave its files where they are never looked
@@ -97,19 +103,30 @@ class AttemptLauncher:
         except LookupError as error:
             raise _CannotStart(StateReason.REJECTED_BY_WORKER, str(error)) from error
 
-    def _fork_supervisor(self, config: AttemptConfig) -> int:
+    def _read_secrets(self, tenant: str, spec: JobSpec) -> dict[str, str]:
+        """The values of the job's secrets by their variables, as they are now. The key goes no further than this
+        process."""
+        try:
+            return job_secrets.read_values(self._store, self._config.settings.secret_keys(), tenant, spec.secrets)
+        except SecretsUnusable as error:
+            raise _CannotStart(StateReason.REJECTED_BY_WORKER, str(error)) from error
+        except SecretKeyUnusable as error:
+            raise _CannotStart(StateReason.START_FAILED, f"program.secrets: {error.message}") from error
+
+    def _fork_supervisor(self, config: AttemptConfig, secrets: dict[str, str]) -> int:
         settings = self._config.settings
         try:
-            return self._forkserver.start_supervisor(config, settings.control_url(), settings.telemetry())
+            return self._forkserver.start_supervisor(config, settings.control_url(), settings.telemetry(), secrets)
         except ForkFailed as error:
             self.forkserver_failed.set()
             self._store.run(store.take_down_node(self._config.node_id, None))
             raise _CannotStart(StateReason.START_FAILED, str(error)) from error
 
     def _attempt_config(
-        self, attempt: AttemptId, spec: JobSpec, lease: tuple[DeviceRecord, ...], python: Path | None
+        self, attempt: AttemptId, job: JobView, part: int, lease: tuple[DeviceRecord, ...], python: Path | None
     ) -> AttemptConfig:
-        settings, accounts = self._config.settings, self._config.accounts
+        placement = job.record.placement
+        settings, accounts, spec = self._config.settings, self._config.accounts, job.spec
         distributed = spec.parallelism.strategy in DISTRIBUTED
         cores, indexes = len(os.sched_getaffinity(0)), [device.index for device in lease]
         return AttemptConfig(
@@ -118,7 +135,7 @@ class AttemptLauncher:
             node=self._config.node_id,
             address=settings.node_address,
             devices=lease,
-            threads=1 if distributed else max(1, cores * len(lease) // len(self._config.devices)),
+            threads=1 if distributed else max(1, cores * len(lease) // self._config.devices_here),
             state_dir=self._config.state_dir,
             storage=self._config.storage,
             lease_seconds=settings.lease_seconds,
@@ -129,4 +146,10 @@ class AttemptLauncher:
             python=python,
             account=None if accounts is None else accounts.for_devices(indexes, settings.rank_processes),
             max_artifact_bytes=settings.max_artifact_bytes,
+            limits=limits_of(settings, len(lease), self._config.devices_here),
+            network=job.record.network or "none",  # an earlier version, which knows no policies, may have dispatched it
+            reserve_bytes=settings.reserve_bytes,
+            part=part,
+            parts=tuple(place.node for place in placement) if len(placement) > 1 else (),
+            join_seconds=settings.join_seconds,
         )

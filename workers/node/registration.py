@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 import uuid
 from importlib.metadata import version
 
@@ -10,8 +11,13 @@ import structlog
 from jobs import store
 from jobs.files import identity
 from jobs.model.records import NodeInfo
+from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store import tokens
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import UnboxedNodes
+from shardyard.contract.unboxed import refusal_text
 from workers.node.config import NodeConfig
+from workers.node.reach import find_reach, identify_loopback
 
 log = structlog.get_logger(__name__)
 
@@ -33,21 +39,52 @@ def register_node(config: NodeConfig, control: RedisStore, instance: str) -> Non
     Raises:
         NodeTaken: another worker has this node, or its attempts are recorded elsewhere.
         StorageMismatch: the storage directory is not that of the service.
+        UnboxedNodes: it puts no box around jobs, and the service has several tenants.
     """
     identity.prove_storage(control, config.storage)
+    if config.box is not None and config.box.why_none and not config.settings.jobs_unboxed:
+        refuse_tenants(config.node_id, config.box.why_none, control)
+    settings = config.settings
     info = NodeInfo(
         host=socket.gethostname(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=max(1, len(os.sched_getaffinity(0)) // settings.nodes_here),
         version=version("shardyard"),
         devices=config.devices,
         environments=tuple(sorted(config.environments)),
+        box=config.box,
+        virtual=settings.virtual_node > 0,
     )
-    pool, address = config.settings.pool, config.settings.node_address
-    home = _state_dir_nonce(config)
-    registered = control.run(store.register_node(config.node_id, instance, pool, address, info, home=home))
+    announce = store.register_node(
+        config.node_id,
+        instance,
+        settings.pool,
+        settings.node_address,
+        info,
+        home=_state_dir_nonce(config),
+        reach=find_reach(settings.node_address, identify_loopback()),
+        topology=settings.topology,
+    )
+    registered = control.run(announce)
     if registered is not store.Registration.OK:
         raise NodeTaken(_REFUSALS[registered].format(node=config.node_id))
-    log.info("node_registered", node=config.node_id, pool=pool, devices=len(config.devices))
+    log.info("node_registered", node=config.node_id, pool=settings.pool, devices=len(config.devices))
+
+
+def refuse_tenants(node: str, why: str, control: RedisStore) -> None:
+    """Refuse to run jobs of several tenants without a box, which `why` explains. The operator's is one of them, so any
+    other is too many.
+
+    Raises:
+        UnboxedNodes: another tenant has a token that is valid.
+    """
+    cursor, now = 0, time.time_ns() // 1000
+    while True:
+        cursor, tenants = control.run(tokens.scan_tenants(cursor))
+        for tenant in sorted(set(tenants) - {DEFAULT_TENANT}):
+            if not all(tokens.is_expired(token, now=now) for token in control.run(tokens.list_tokens(tenant))):
+                raise UnboxedNodes(refusal_text({node: why}, f"this service has a second tenant ({tenant})"))
+        if not cursor:
+            return
 
 
 def _state_dir_nonce(config: NodeConfig) -> str:

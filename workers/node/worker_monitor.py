@@ -14,7 +14,6 @@ Signals are blocked and read one by one: no handler runs, and as first process o
 even those that the kernel would not give to a first process without a handler.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -31,12 +30,10 @@ from jobs.support.logging_config import configure_logging
 from workers.node import environments, shutdown
 from workers.node.devices import discover_devices
 from workers.node.shutdown import MAX_DRAIN_SECONDS, ShutdownOptions
+from workers.runtime.process_control import adopt_orphans, ask_for_death_signal
 from workers.sandbox import run_as
 
 log = structlog.get_logger("workers.node.worker_monitor")
-
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 #: A worker that lived this long stayed up.
 STEADY_SECONDS = 30.0
@@ -67,7 +64,7 @@ class RestartPolicy:
 def keep_running(command: Sequence[str], policy: RestartPolicy = RestartPolicy()) -> int:
     """Run `command` again and again until SIGTERM or SIGINT; its last exit code (128 + n: killed by signal n)."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED_SIGNALS)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     false_starts, steady = 0, False
     while True:
         began = time.monotonic()
@@ -95,7 +92,7 @@ def _start_worker(command: Sequence[str]) -> int:
         return pid
     try:
         os.setsid()
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ask_for_death_signal(signal.SIGTERM)
         if os.getppid() == keeper:  # it may have died before we asked
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
             os.execv(command[0], list(command))  # noqa: S606

@@ -12,8 +12,8 @@ from workers.probe.clock import Mark, Span
 from workers.probe.measurements import Placement, ProcessDevices
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of, shape_of, tensors_in
-from workers.probe.step_builder import StepBuilder
 from workers.probe.step_records import RunReporter, Shard, is_sampled
+from workers.probe.steps.step_builder import StepBuilder
 from workers.probe.types import Forward, ForwardCall, ThreadStates, TorchQueries
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, Loaded, LoaderOpened, ProgramProgress
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Loaded, LoaderOpened
+from jobs.protocol.records import ProgramProgress
 from workers.probe.comparison.row_contents import BatchContents, RowContents
 from workers.probe.shapes import tensors_in
 

@@ -25,18 +25,10 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from jobs.protocol import records
-from jobs.protocol.records import (
-    AnyRecord,
-    BatchSplit,
-    Began,
-    Group,
-    Hello,
-    Joining,
-    MetricSample,
-    ProgramProgress,
-    Step,
-)
+from jobs.protocol import packets
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Group, Joining
+from jobs.protocol.records import BatchSplit, Began, Hello, MetricSample, ProgramProgress, Step
 from workers.probe import probe as script
 from workers.rehearsal import install
 from workers.runtime import import_hook, process_groups
@@ -94,6 +86,8 @@ def environment(family: Family) -> dict[str, str]:
 class SocketSink(ChannelSink):
     """Sends records to the attempt's socket. Whatever goes wrong with that ends the sink, and nothing else."""
 
+    PACKET_BYTES = packets.DESCENDANT_PACKET_BYTES
+
     def __init__(self, address: str, hello: Hello) -> None:
         self._address = address
         self._hello = hello
@@ -115,7 +109,7 @@ class SocketSink(ChannelSink):
     def _run(self) -> None:
         try:
             self._socket = _dial(self._address)
-            self._write_packet(records.encode_packet([self._hello]))
+            self._write_packet(packets.encode_packet([self._hello]))
             self._send_loop()
         except Exception:  # noqa: BLE001, S110  (after any error the process continues unobserved)
             pass
@@ -328,11 +322,11 @@ def join(environ: Mapping[str, str]) -> None:
 
 def _install(sink: FamilySink, family: Family) -> None:
     if family.rehearsed:
-        install.install(family.lease_size, family.rank, family.world_size > 1)
+        install.install(family.lease_size, family.rank, family.world_size)
     context = RankContext(*family.place(), sink, stopping=sink.told_to_stop)
     attach(sink, script.install(context, rehearsed=family.rehearsed))
     # Groups that are freed at the end of a process may deadlock it, there as well as in a rank.
-    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.retain_groups()})
+    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.prepare_groups()})
 
 
 def _job() -> Any:

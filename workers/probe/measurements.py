@@ -32,12 +32,13 @@ class ProcessDevices:
     ) -> None:
         self.kind = context.device_kind
         self.logical = tuple(device.logical for device in context.devices)
+        self._positions = tuple(device.position for device in context.devices)  # as CUDA knows them
         self.clock, self.on_host = CLOCKS["cpu"], True
         self.waits_for_cuda = context.device_kind == "cuda"
         #: Where everything in this process runs; None where that is to be found out for each forward.
         several = len(self.logical) > 1 and (context.device_kind == "cuda" or rehearsed)
         self.placement: Placement | None = None if several else ((0,), 0)
-        self._slots = {logical: slot for slot, logical in enumerate(self.logical)}
+        self._slots = {position: slot for slot, position in enumerate(self._positions)}
         self._torch = torch
         self._reporter = reporter
 
@@ -45,7 +46,7 @@ class ProcessDevices:
 
     def mark(self, slot: int, now: float) -> Mark:
         """A point in time on a device; on the host that is `now`."""
-        return now if self.on_host else self.clock.mark(self.logical[slot])
+        return now if self.on_host else self.clock.mark(self._positions[slot])
 
     def mark_now(self, slot: int) -> Mark:
         return self.mark(slot, time.perf_counter())
@@ -61,8 +62,8 @@ class ProcessDevices:
         self.waits_for_cuda = False
         self.clock, self.on_host = CLOCKS["cuda"], False
         if self._torch.device_properties is not None:
-            for logical in self.logical:
-                self._reporter.emit(DeviceInfo(logical, *self._torch.device_properties(logical)))
+            for logical, position in zip(self.logical, self._positions, strict=True):
+                self._reporter.emit(DeviceInfo(logical, *self._torch.device_properties(position)))
 
     def is_capturing(self) -> bool:
         """Whether a CUDA graph is captured, in which no event may be recorded."""
@@ -73,7 +74,7 @@ class ProcessDevices:
         read = self._torch.peak_memory
         if self.kind != "cuda" or self.waits_for_cuda or read is None:
             return ()
-        return tuple([read(self.logical[slot]) for slot in slots])
+        return tuple([read(self._positions[slot]) for slot in slots])
 
     # -- slots -----------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from jobs.protocol.records import MAX_INTERNED, AnyRecord, MetricSample, Note, Shape, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import MAX_INTERNED, MetricSample, Note, Shape, Step
 from workers.probe.backward_timer import time_backward
 from workers.probe.clock import CLOCKS, Mark, Span
 from workers.probe.flop_count import FIELD, JOINT, FlopCount, without_times

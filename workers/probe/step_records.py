@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Activity
 from jobs.protocol.records import (
+    MAX_DIMENSIONS,
     MAX_INTERNED,
-    Activity,
-    AnyRecord,
     BatchSplit,
     MetricSample,
     Note,
@@ -231,7 +232,8 @@ class SplitRegistry:
             return known
         number, self._next = self._next, self._next + 1
         rows = tuple([0 if shard is None else count_rows(shard.input_shape) for shard in shards])
-        split = BatchSplit(number, phase, module, batch_rows, tuple(devices), rows, inputs, outputs, holds_tokens)
+        shapes = _sendable(inputs), _sendable(outputs)
+        split = BatchSplit(number, phase, module, batch_rows, tuple(devices), rows, *shapes, holds_tokens)
         if len(self._ids) < MAX_INTERNED:
             self._ids[key] = number
             self._sent.append(split)
@@ -258,6 +260,11 @@ class SplitRegistry:
             key = (split.phase, split.module, split.batch_rows, split.devices, got_nothing, inputs, outputs)
             self._ids[key] = split.id
             self._sink.emit(split)
+
+
+def _sendable(shapes: Sequence[Shape | None]) -> tuple[Shape | None, ...]:
+    """Shapes as a record takes them; `None` for one of more dimensions than that."""
+    return tuple([shape if shape is None or len(shape) <= MAX_DIMENSIONS else None for shape in shapes])
 
 
 @dataclass(slots=True)

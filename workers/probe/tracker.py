@@ -10,19 +10,20 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jobs.protocol.records import Group, Note, Shape, Wrapped
+from jobs.protocol.probe_records import Group, Wrapped
+from jobs.protocol.records import Note, Shape
 from workers.probe.clock import Mark, Span
 from workers.probe.data_parallel_tracker import DataParallelTracker, HeldForward
 from workers.probe.dataloaders import LoaderTracker
-from workers.probe.fast_path import FastPath, read_learning_rate
 from workers.probe.graph_life import mark_graph
 from workers.probe.measurements import DdpTimer, ProcessDevices, sum_gradient_bytes
 from workers.probe.module_registry import ModuleRegistry, find_method, find_owner
 from workers.probe.shapes import are_token_ids, has_embedding, rows_of, shape_of, shape_of_arguments
-from workers.probe.step_builder import StepBuilder
 from workers.probe.step_profiler import StepProfiler
 from workers.probe.step_records import RunReporter, is_sampled
-from workers.probe.step_sender import StepSender
+from workers.probe.steps.fast_path import FastPath, read_learning_rate
+from workers.probe.steps.step_builder import StepBuilder
+from workers.probe.steps.step_sender import StepSender
 from workers.probe.types import (
     INSIDE,
     OFF,

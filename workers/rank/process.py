@@ -6,11 +6,8 @@ collective, is the closing barrier: with torch 2.13 the usual endings of a gloo 
 and then (pytorch#190489).
 """
 
-import contextlib
-import ctypes
 import fcntl
 import os
-import resource
 import signal
 import threading
 from collections.abc import Mapping
@@ -26,20 +23,20 @@ from workers.rank.script import ScriptSettings
 from workers.runtime import collectives
 from workers.runtime.context import RankContext, RankDevice
 from workers.runtime.endpoints import RankEndpoints
-from workers.runtime.launch import AttemptConfig, StartMessage, attempt_variable
+from workers.runtime.launch import PRIVATE_STORE, AttemptConfig, StartMessage, attempt_variable
+from workers.runtime.private_store import STORE_VARIABLE
+from workers.runtime.process_control import ask_for_death_signal, close_all_but, drop_privileges, name_process
 from workers.sandbox import run_as
+from workers.sandbox.box.confinement import OOM_SCORE_JOB, confine_process, set_oom_score
+from workers.sandbox.keyrings import join_new_keyring
 
 if TYPE_CHECKING:
     from workers.training.entry import RecipeParts
 
-PR_SET_PDEATHSIG = 1
-PR_SET_NAME = 15
-PR_SET_NO_NEW_PRIVS = 38
 #: Descriptors of ours in a rank are from here on.
 FIRST_FD = 200
-#: Exit codes of a rank that never came to run the program.
+#: Exit code of a rank whose supervisor died before the program ran.
 EXIT_ORPHANED = 98
-EXIT_BROKEN = 99
 #: The service keeps its files to itself; a program's own have the modes that they have elsewhere.
 DEFAULT_UMASK = 0o022
 
@@ -47,7 +44,10 @@ DEFAULT_UMASK = 0o022
 INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 
 
-_STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
+#: Which interface the backends talk through.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,23 @@ class RankPipes:
     outputs: dict[tuple[int, StreamName], tuple[int, int]]  # (logical device, stream) -> read end, write end
 
 
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What a rank that is in a box gives up beside its account; `syscalls` is the filter, where there is one."""
+
+    syscalls: bytes | None
+
+
 def run_rank(
-    config: AttemptConfig, number: int, pipes: RankPipes, shared: SharedFiles, supervisor: int, port: int | None
+    config: AttemptConfig,
+    number: int,
+    pipes: RankPipes,
+    shared: SharedFiles,
+    supervisor: int,
+    port: int | None,
+    confinement: Confinement | None = None,
 ) -> NoReturn:
+    """`supervisor` is the process that forked it, with which it dies; `confinement` None: it is in no box."""
     _die_with_supervisor(supervisor)
     os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
     name_process(f"sy-rank-{number}")
@@ -79,17 +93,23 @@ def run_rank(
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
     command, channel, request, streams = _keep_own_descriptors(config, number, pipes, shared)
-    if config.account is not None:
-        run_as.confine_rank(config.account, [fd for pair in streams for fd in pair])
-        _die_with_supervisor(supervisor)  # a change of account forgets it
+    written = [fd for pair in streams for fd in pair]
+    set_oom_score(OOM_SCORE_JOB)
+    if confinement is not None:
+        confine_process(config.account, confinement.syscalls, written)
+    elif config.account is not None:
+        run_as.confine_rank(config.account, written)
+    else:
+        join_new_keyring()
+    drop_privileges()
+    _die_with_supervisor(supervisor)  # a change of account forgets it
     os.umask(DEFAULT_UMASK)
     _set_variables(config, number, port)
-    _drop_privileges()
 
     endpoints = RankEndpoints(
         rank=number,
         world_size=config.world_size,
-        devices=tuple(RankDevice(index, device.kind, device.id) for index, device in config.devices_of(number)),
+        devices=_devices_of(config, number),
         lease_size=len(config.devices),
         threads=config.threads,
         channel=channel,
@@ -109,6 +129,11 @@ def run_rank(
     _add_variables(config, message)
     context = replace(context, checkpoints=endpoints.checkpoint_access(message.drafts, message.resume))
     endings.run_program(_prepare_program(config.spec, message, context, parts), context, sink, command)
+
+
+def _devices_of(config: AttemptConfig, number: int) -> tuple[RankDevice, ...]:
+    first = config.first_device
+    return tuple(RankDevice(index, device.kind, device.id, first) for index, device in config.devices_of(number))
 
 
 def _prebuild_parts(spec: JobSpec, context: RankContext) -> "RecipeParts | None":
@@ -151,20 +176,9 @@ def _prepare_program(
     return endings.RankProgram(lambda: entry.run_recipe(spec, context, parts), strict=True)
 
 
-def _drop_privileges() -> None:
-    """What the program starts gets no more rights than it has itself, and a crash leaves no core file."""
-    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def name_process(name: str) -> None:
-    """What `ps -o comm` and top show of this process: forked from one server, they all look alike otherwise."""
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-
-
 def _die_with_supervisor(supervisor: int) -> None:
     """Ask for SIGKILL when the supervisor dies. It may have died before we asked."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ask_for_death_signal(signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(EXIT_ORPHANED)
 
@@ -183,13 +197,10 @@ def _keep_own_descriptors(
     }
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd not in own:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    close_all_but(own)
     pairs = []
     for index, (device, _) in enumerate(config.devices_of(number)):
-        out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
+        out, err = (pipes.outputs[device, stream][1] for stream in STREAMS)
         if index == 0:
             os.dup2(out, 1)
             os.dup2(err, 2)
@@ -234,19 +245,23 @@ def _add_variables(config: AttemptConfig, message: StartMessage) -> None:
         )
         if directory.resume is not None:
             os.environ["SHARDYARD_RESUME_DIR"] = str(directory.resume)
+    if config.account is not None or config.boxed:
+        os.environ["HOME"] = str(directory.temporary) if directory is not None else "/nonexistent"
     if config.account is not None:
-        home = str(directory.temporary) if directory is not None else "/nonexistent"
-        os.environ.update(HOME=home, USER=config.account.name, LOGNAME=config.account.name)
+        os.environ.update(USER=config.account.name, LOGNAME=config.account.name)
     own = config.spec.program.env if isinstance(config.spec.program, ScriptProgram) else {}
     if directory is not None and config.devices[0].kind == "cuda":
         is_cold = config.python is not None
         os.environ.update(collectives.recorder_variables(directory.output, own, every_name=is_cold))
+    os.environ.update(message.meeting)
     os.environ.update(own)
+    os.environ.update(message.secrets)
 
 
 def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
     """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
-    a program that starts its own ranks would wait for a master that is not there."""
+    a program that starts its own ranks would wait for a master that is not there. Where ranks of several nodes meet
+    is known later (`StartMessage.meeting`)."""
     mark, value = attempt_variable(config.attempt)
     gpus = ",".join(device.id for device in config.devices if device.kind == "cuda")
     variables = {
@@ -255,19 +270,24 @@ def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapp
         "OMP_NUM_THREADS": str(config.threads),
         "PYTHONUNBUFFERED": "1",
     }
+    if config.network == "none":  # by name: the host's name may lead to an interface that is not there
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if not config.is_distributed:
         return variables
-    assert port is not None
+    if not config.is_gang:
+        assert port is not None
+        variables |= meeting_variables(config.address, port)
+        if config.boxed and config.network == "host":
+            variables[STORE_VARIABLE] = PRIVATE_STORE
     world = str(config.world_size)
     return variables | {
-        "MASTER_ADDR": config.address,
-        "MASTER_PORT": str(port),
         "WORLD_SIZE": world,
         "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "LOCAL_WORLD_SIZE": world,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(number - config.ranks.start),
+        "LOCAL_WORLD_SIZE": str(len(config.ranks)),
+        "GROUP_RANK": str(config.part),
+        "GROUP_WORLD_SIZE": str(max(1, len(config.parts))),
+        "NODE_RANK": str(config.part),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(number),
         "ROLE_WORLD_SIZE": world,
@@ -278,3 +298,10 @@ def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapp
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
+
+
+def meeting_variables(address: str, port: int, interface: str = "") -> dict[str, str]:
+    """Where the ranks of an attempt meet: the supervisor of part 0 serves the store there. `interface` is the one with
+    this node's address, where there are several nodes: by themselves gloo and NCCL may choose another."""
+    found = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return found | {name: interface for name in INTERFACE_VARIABLES if interface}

@@ -57,7 +57,8 @@ def prepare_script(script: ScriptSettings, context: RankContext) -> RankProgram:
     job.connect(context.sink.emit, stopping, script.output, device, metric=MetricSample, progress=ProgramProgress)
     is_file = script.entrypoint.endswith(".py")
     sys_path.set_path((script.root / script.entrypoint).parent if is_file else script.root)
-    sys.argv = [script.entrypoint, *(arg.replace("{local_rank}", str(context.rank)) for arg in script.args)]
+    local_rank = str(context.devices[0].position)
+    sys.argv = [script.entrypoint, *(arg.replace("{local_rank}", local_rank) for arg in script.args)]
     sys.orig_argv = [sys.executable, *([] if is_file else ["-m"]), *sys.argv]
     _set_streams(context)
     finish = _install_probe(script, context)
@@ -67,9 +68,9 @@ def prepare_script(script: ScriptSettings, context: RankContext) -> RankProgram:
 
 def _install_probe(script: ScriptSettings, context: RankContext) -> Callable[[], None]:
     """Rehearsal first, the probe on top of it. What comes back sends what the probe still owes."""
-    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.retain_groups()})
+    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.prepare_groups()})
     if script.rehearse:
-        install.install(context.lease_size, context.rank, context.world_size > 1)
+        install.install(context.lease_size, context.rank, context.world_size)
     seeing = probe.install(context, rehearsed=script.rehearse)
     if isinstance(context.sink, descendants.FamilySink):
         descendants.attach(context.sink, seeing)

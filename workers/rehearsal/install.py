@@ -32,17 +32,19 @@ __all__ = ["NotRehearsable", "install"]
 _installed = False
 
 
-def install(devices: int, rank: int, distributed: bool) -> None:
-    """Make torch answer as if this job's `devices` were GPUs; every rank sees all of them. Harmless when repeated.
+def install(devices: int, rank: int, ranks: int) -> None:
+    """Make torch answer as if this job's `devices` were GPUs; every rank sees all of its node. Harmless when repeated.
 
-    To be called before the probe looks at torch. Rank and kind of job appear in the message about a device that the
-    job does not have. An error in here reaches the program's `import torch`: half a rehearsal would mislead.
+    To be called before the probe looks at torch. The rank appears in the message about a device that the job does not
+    have; `ranks` are those of all nodes. An error in here reaches the program's `import torch`: half a rehearsal would
+    mislead.
     """
     global _installed
     if _installed:
         return
     _installed = True
-    where = f"rank {rank} of a job with {devices} devices" if distributed else f"a job with {devices} devices"
+    where = f"a job with {devices} devices" + (" on each node" if ranks > devices else "")
+    where = f"rank {rank} of {where}" if ranks > 1 else where
     replace = _with_our_imports(lambda: _replace_all(devices, where))
     refuse = _with_our_imports(_refuse_extensions)
     when_imported({"torch": replace, "torch.utils.cpp_extension": refuse})

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from jobs.protocol.records import AnyRecord, CallsMade, CollectiveCall, GroupCalls
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import MAX_DIMENSIONS, CallsMade, CollectiveCall, GroupCalls
 from workers.runtime.profile_request import CALLS, RequestBytes
 
 #: Where NCCL's flight recorder leaves its dump of each rank, below the directory that is kept.
@@ -132,4 +133,5 @@ def _first_pending(calls: Sequence[RecorderEntry]) -> CollectiveCall | None:
 
 def _make_call(entry: RecorderEntry) -> CollectiveCall:
     name = entry.profiling_name.rpartition(":")[2][:MAX_NAME]  # "gloo:all_reduce"
-    return CollectiveCall(entry.collective_seq_id, name, tuple(map(tuple, entry.input_sizes[:MAX_SHAPES])))
+    shapes = tuple(tuple(sizes[:MAX_DIMENSIONS]) for sizes in entry.input_sizes[:MAX_SHAPES])
+    return CollectiveCall(entry.collective_seq_id, name, shapes)

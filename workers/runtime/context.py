@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, cast
 
-from jobs.protocol import records
-from jobs.protocol.records import AnyRecord, Step
+from jobs.protocol import packets
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import Step
 from workers.runtime.ordered_pipe import OrderedPipe, WaitBudget
 from workers.runtime.profile_request import NO_REQUEST, RequestBytes
 
@@ -22,7 +23,7 @@ FLUSH_SECONDS = 0.2
 FIRST_FLUSH_SECONDS = 0.005
 #: Records that may wait for the pipe. Beyond this the trainer waits: the supervisor always drains.
 MAX_PENDING = 16_384
-#: Records in one packet, far below `records.MAX_PACKET_BYTES`.
+#: Records in one packet, below `packets.MAX_PACKET_RECORDS`.
 MAX_IN_PACKET = 2_048
 #: While there is nothing to send, what its thread does before it packs is done as often.
 IDLE_SECONDS = 0.5
@@ -41,11 +42,18 @@ class StopTraining(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankDevice:
-    """One device of the lease: `logical` is its index there, `id` its UUID, or "cpu:3" for a virtual one."""
+    """One device of the lease: `logical` is its index there, `id` its UUID, or "cpu:3" for a virtual one; `first` is
+    the index of the first device of its node."""
 
     logical: int
     kind: Literal["cpu", "cuda"]
     id: str
+    first: int = 0
+
+    @property
+    def position(self) -> int:
+        """Its index among the devices of its node, by which CUDA knows it."""
+        return self.logical - self.first
 
 
 class RecordSink(Protocol):
@@ -72,6 +80,8 @@ class ChannelSink:
     `emit` only appends. A reader that has gone (EPIPE) turns the sink off without a word, since a
     rank must not fail because nobody watches it.
     """
+
+    PACKET_BYTES = packets.RANK_PACKET_BYTES
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -174,7 +184,8 @@ class ChannelSink:
             self._writing = True
             batch = self._pending[:MAX_IN_PACKET]
             del self._pending[: len(batch)]
-            self._write_packet(records.encode_packet(batch))
+            for packet in packets.encode_packets(batch, self.PACKET_BYTES):
+                self._write_packet(packet)
             self._writing = False
             with self._changed:
                 self._changed.notify_all()

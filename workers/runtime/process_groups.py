@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from workers.runtime.private_store import use_private_store
+
 #: Through these torch makes and registers every group: its own functions, device meshes, and libraries that have
 #: imported `new_group` or `split_group` by name.
 _MAKERS = ("_new_process_group_helper", "_register_pg_in_world")
@@ -18,6 +20,12 @@ _MAKERS = ("_new_process_group_helper", "_register_pg_in_world")
 #: Never freed: the interpreter clears modules when a process ends, and frees what they hold.
 _kept: dict[int, Any] = {}
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
+
+
+def prepare_groups() -> None:
+    """Do what every process that makes groups needs, before it makes one. Harmless when repeated."""
+    retain_groups()
+    use_private_store()
 
 
 def retain_groups() -> None:

@@ -1,8 +1,9 @@
-"""Whether ranks under an account of their own can do what jobs need, and nothing that they must not: by trying it.
+"""Whether ranks in a box, or under an account of their own, can do what jobs need, and nothing that they must not: by
+trying it.
 
-Before a worker takes any work it starts a process under the account (`workers/sandbox/check_child.py`), which tries
-both. Whatever is not as it should be keeps the worker from starting: no job runs under an account that can do too
-much, or too little.
+Before a worker takes any work it starts a process as a rank would run (`workers/sandbox/check_child.py`), which tries
+both. Whatever is not as it should be keeps the worker from starting: no job runs where it can do too much, or too
+little.
 """
 
 import contextlib
@@ -13,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from jobs.model.settings import Settings
 from workers.runtime import import_hook
 from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as
+from workers.sandbox.box.box import Box
+from workers.sandbox.box.choice import box_for_trial
+from workers.sandbox.box.plan import BoxPlan
 from workers.sandbox.run_as import NodeAccounts
 
 SECONDS = 120.0  # Python environments are started one by one, at worst each from a cold disk
@@ -39,7 +44,7 @@ CAPABILITIES = "CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID and SYS_PTRACE
 
 
 class NotConfined(Exception):
-    """The account is not fit for jobs; the message has every reason, and what to do."""
+    """The box or account is not fit for jobs; the message has every reason, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,26 @@ class AccountTrial:
     sockets: list[str]  # of Redis
     data_root: str | None
     gpus: list[str]
+    boxed: bool = False
+    filtered: bool = False  # whether system calls are
+
+
+def check_box(
+    plan: BoxPlan, accounts: NodeAccounts | None, settings: Settings, node: Path, environments: Mapping[str, Path]
+) -> None:
+    """Try a box. `node` is the node's own directory, below the state directory; this process has one thread.
+
+    Raises:
+        NotConfined: what runs in it lacks what jobs need, or can do what they must not.
+    """
+    try:
+        wrong = _find_box_faults(plan, accounts, settings, node, environments)
+    except OSError as error:
+        wrong = [f"it cannot be tried: {error}"]
+    if wrong:
+        raise NotConfined(
+            f"the box around jobs is not as it must be: {'; '.join(wrong)} (SHARDYARD_BOX=off does without)"
+        )
 
 
 def check_accounts(
@@ -66,7 +91,7 @@ def check_accounts(
     environments: Mapping[str, Path],
     devices: Sequence[DeviceRecord],
 ) -> None:
-    """Try one of the accounts. `node` is the node's own directory, below the state directory.
+    """Try one of the accounts, without a box. `node` is the node's own directory, below the state directory.
 
     Raises:
         NotConfined: it lacks what jobs need, or can do what they must not.
@@ -111,6 +136,57 @@ def _find_faults(
         if not run_as.take_back(far, output):
             wrong.append("the worker cannot take back its files (CHOWN, DAC_OVERRIDE, FOWNER)")
     return wrong
+
+
+def _find_box_faults(
+    plan: BoxPlan, accounts: NodeAccounts | None, settings: Settings, node: Path, environments: Mapping[str, Path]
+) -> list[str]:
+    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    attempts = node / "attempts"
+    for directory in (attempts, storage):
+        directory.mkdir(parents=True, exist_ok=True)
+    with _trial_directory(attempts) as near, _trial_directory(storage) as far, box_for_trial(plan) as box:
+        account = box.account.account if box.account is not None else None
+        if account is None and accounts is not None:
+            account = accounts.for_devices([0])
+        own = (near / "work", layout.artifacts_dir(far))
+        for directory in own:
+            directory.mkdir()
+            if account is not None:
+                run_as.give_tree(directory, account)
+        box.begin_trial()
+        for directory in own:
+            box.bind(directory, writable=True)
+        mine = RankAccount(os.geteuid(), os.getegid(), tuple(os.getgroups()), "")
+        closed = [*_private_paths(settings, node, storage)]
+        trial = _build_trial(account or mine, settings, own, closed, [], environments)
+        trial = replace(trial, own=[*trial.own, "/tmp"], boxed=True, filtered=plan.syscalls is not None)  # noqa: S108
+        return _run_boxed_trial(box, account, trial, own[0])
+
+
+def _run_boxed_trial(box: Box, account: RankAccount | None, trial: AccountTrial, cwd: Path) -> list[str]:
+    paper = cwd / "trial.json"
+    paper.write_text(json.dumps(asdict(trial)))
+    paper.chmod(0o644)
+    said, output = os.pipe()
+    try:
+        box.run_program([sys.executable, "-I", str(CHECK_CHILD), str(paper)], cwd, account, output)
+        os.close(output)
+        return _read_answer(said)
+    finally:
+        os.close(said)
+
+
+def _read_answer(said: int) -> list[str]:
+    """One line, with a JSON list."""
+    answer = b""
+    deadline = time.monotonic() + SECONDS
+    while not answer.endswith(b"\n") and select.select([said], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(said, 65536)
+        if not part:
+            break
+        answer += part
+    return [*json.loads(answer if answer.endswith(b"\n") else '["it did not finish the self-test"]')]
 
 
 def _build_trial(
@@ -172,10 +248,10 @@ def _may_pass(account: RankAccount, directory: os.stat_result) -> bool:
 
 def _private_paths(settings: Settings, node: Path, storage: Path) -> Iterator[Path]:
     """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
-    state, token = node.parent, settings.admin_token_file
+    state = node.parent
     yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
-    if token is not None:
-        yield token.expanduser()
+    yield settings.secret_keys()
+    yield from (file.expanduser() for file in (settings.admin_token_file, settings.tls_key) if file is not None)
     yield storage
     for entry in _list_directory(storage):
         yield entry

@@ -1,5 +1,5 @@
-"""What `workers.sandbox.check` runs under the account of jobs: tries what they need, and what they must not be able to
-do.
+"""What `workers.sandbox.check` runs in the box or under the account of jobs: tries what they need, and what they must
+not be able to do.
 
 Run by its path, with the standard library alone. Its argument names a file with a `AccountTrial`; it answers with
 one line, a JSON list of what is wrong, and waits until its standard input ends.
@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 PTRACE_SEIZE = 0x4206
+CLONE_NEWUSER = 0x10000000
 PYTHON_SECONDS = 60.0
 #: Reads what an import of torch would begin with, and is much faster.
 LOOK_FOR_TORCH = """
@@ -31,8 +33,11 @@ print(torch)
 def find_faults(trial: dict[str, Any]) -> Iterator[str]:
     yield from _check_itself(trial)
     yield from _check_needs(trial)
-    yield from _check_processes(trial["worker"])
     yield from _check_secrets(trial)
+    if trial["boxed"]:
+        yield from _check_box(trial)
+    else:
+        yield from _check_processes(trial["worker"])
 
 
 def _check_itself(trial: dict[str, Any]) -> Iterator[str]:
@@ -103,12 +108,47 @@ def _check_processes(worker: int) -> Iterator[str]:
         yield "it can trace the worker"
 
 
+def _check_box(trial: dict[str, Any]) -> Iterator[str]:
+    """The ways out of a box, each tried."""
+    others = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid()))]
+    if others:
+        yield f"it sees processes that are not its own: {others[:5]}"
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
+        yield f"it has network interfaces: {socket.if_nameindex()}"
+    for directory in ("/", "/usr", "/etc", sys.prefix, "/sys/fs/cgroup"):
+        with suppress(OSError):
+            path = os.path.join(directory, f".shardyard-{os.getpid()}")
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+            os.unlink(path)
+            yield f"it can write in {directory}"
+    with suppress(OSError):
+        os.mknod("/tmp/node", stat.S_IFBLK | 0o600, os.makedev(8, 0))  # noqa: S108
+        yield "it can make device files"
+    libc = ctypes.CDLL(None)
+    if libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0:
+        yield "it can mount"
+    if trial["filtered"] and libc.unshare(CLONE_NEWUSER) == 0:
+        yield "it can make a user namespace, which the filter of system calls should refuse"
+    if libc.ptrace(PTRACE_SEIZE, 1, None, None) == 0:
+        yield "it can trace the first process of its box"
+
+
+def _is_open(path: str, trial: dict[str, Any]) -> bool:
+    """Whether a path has anything to read; in a box, what leads to the job's own directories is no more than that."""
+    if not os.path.isdir(path):
+        with open(path, "rb"):
+            return True
+    found = [os.path.join(path, name) for name in os.listdir(path)]
+    ways = [*trial["own"], *trial["code"], *trial["pythons"].values()] if trial["boxed"] else []
+    return not trial["boxed"] or not all(any(way.startswith(each) for way in ways) for each in found)
+
+
 def _check_secrets(trial: dict[str, Any]) -> Iterator[str]:
     for path in trial["closed"]:
         with suppress(OSError):
-            os.listdir(path) if os.path.isdir(path) else open(path, "rb").close()
-            yield f"it can read {path}, which is the service's own (`chmod -R go-rw {path}`)"
-        if os.access(path, os.W_OK):
+            if _is_open(path, trial):
+                yield f"it can read {path}, which is the service's own (`chmod -R go-rw {path}`)"
+        if os.access(path, os.W_OK) and not (trial["boxed"] and os.path.isdir(path)):
             yield f"it can write to {path}, which is the service's own (`chmod -R go-w {path}`)"
         with suppress(OSError):
             link = os.path.join(trial["own"][0], "link")

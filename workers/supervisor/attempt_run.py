@@ -2,28 +2,52 @@
 
 import socket
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 import structlog
 
 from jobs.files import paths
 from jobs.model.catalogue import rows_of
+from jobs.model.parts import ranks_of_part
+from jobs.model.records import DeviceRecord
 from jobs.model.spec import RecipeProgram
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import Note
 from jobs.splits.device_marks import DeviceTimes
 from jobs.splits.plan import predict_splits
+from jobs.support.logging_config import clean_log_lines
+from shardyard.contract.report import describe_bytes
+from shardyard.formatting import count_noun
 from workers.rank.handle import RankHandle
+from workers.runtime.disk_ledger import DiskVerdict
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage, WorkingDirectory
+from workers.sandbox.box.box import Box
+from workers.sandbox.cgroup import read_record
 from workers.supervisor import descendants, rendezvous, working_dir
 from workers.supervisor.checkpoints import directories, resume
+from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
 from workers.supervisor.ending.outcome import AttemptOutcome, may_have_timed_out, name_hang
+from workers.supervisor.gang.followers import Followers
+from workers.supervisor.gang.interfaces import variables_of_node
+from workers.supervisor.gang.outcomes import review_disks, review_lost_part
 from workers.supervisor.hangs.diagnosis import find_hang
 from workers.supervisor.hangs.flight_dumps import read_dumps
 from workers.supervisor.lease import LeaseHolder
+from workers.supervisor.limits.disk_cleanup import remove_newest_files
+from workers.supervisor.limits.disk_room import DiskRoom
+from workers.supervisor.limits.full_disk import review_failure
+from workers.supervisor.limits.limit_watch import open_limit_watch
+from workers.supervisor.link.admission import ExpectedPart, LinkListener
+from workers.supervisor.link.errors import JoinInterrupted
+from workers.supervisor.link.messages import Start
 from workers.supervisor.rank_monitor import RankMonitor
+from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
@@ -31,6 +55,8 @@ from workers.supervisor.telemetry.hardware_relay import write_sampled_ranks
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper
 from workers.supervisor.user_files.collection import COPY_SECONDS, HURRIED_SECONDS, keep_files
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -45,15 +71,31 @@ class AttemptRun:
     """The claimed attempt: `open` starts its ranks, `monitor_ranks` returns when they are dead, `close` completes its
     files, `await_shipping` is last. `abort` undoes an `open` that has failed. What the job does not need stays None."""
 
-    def __init__(self, config: AttemptConfig, lease: LeaseHolder, ranks: list[RankHandle]) -> None:
+    def __init__(
+        self,
+        config: AttemptConfig,
+        lease: LeaseHolder,
+        ranks: list[RankHandle],
+        box: Box | None,
+        secrets: Mapping[str, str],
+        link_listener: LinkListener | None = None,
+    ) -> None:
+        """`secrets` are values of environment variables, which go to the ranks and nowhere else. `link_listener`: where
+        the attempt's parts on other nodes join."""
         self._config = config
         self._lease = lease
         self._ranks = ranks
+        self._link_listener = link_listener
+        self._followers: Followers | None = None
+        self._box = box
+        self._secrets = secrets
+        self._redactor = _make_redactor(config.spec.secrets, secrets)
         self._working_directory: WorkingDirectory | None = None
         self._rendezvous_store: object | None = None
         self._publisher: TelemetryPublisher | None = None
         self._listener: socket.socket | None = None
         self._checkpoints: AttemptCheckpoints | None = None
+        self._room: DiskRoom | None = None
 
     def open(self, port: socket.socket | None, telemetry_url: str) -> None:
         """Open what the attempt needs, in this order, and tell the ranks to start as soon as their start message is
@@ -61,52 +103,95 @@ class AttemptRun:
 
         Raises:
             BundleUnusable, StartInterrupted, StorageTimeout, Unavailable, OSError: the ranks cannot be started.
+            NotJoined, FollowerGone: a part on another node is missing.
         """
         config = self._config
-        self._working_directory = working_dir.prepare_working_directory(config, config.spec)
-        self._rendezvous_store = rendezvous.serve_store(port) if port is not None else None
+        self._room = DiskRoom(config)
+        self._working_directory = working_dir.prepare_working_directory(config, config.spec, self._box)
+        meeting: dict[str, str] = {}
+        if port is not None:
+            address = port.getsockname()[:2]
+            self._serve_rendezvous(port)
+            if config.is_gang:
+                meeting = variables_of_node(config.address, *address)
+        devices = {config.part: config.devices}
+        if self._link_listener is not None:
+            self._followers = self._admit_followers(self._link_listener)
+            self._ranks = [*self._ranks, *self._followers.ranks]
+            devices |= self._followers.await_devices()
         is_complete = self._working_directory is None and checkpoint_settings(config.spec) is None
         if is_complete:
-            self._start_ranks(StartMessage(None))
-        self._publisher = _open_publisher(config, telemetry_url)
+            self._start_ranks(StartMessage(None, meeting=meeting))
+        self._publisher = _open_publisher(config, devices, telemetry_url, self._redactor)
         if self._working_directory is not None:
-            self._listener = _listen_to_descendants(self._working_directory, self._publisher)
-            working_dir.hand_to_ranks(config, self._working_directory)
+            self._listener = _listen_to_descendants(self._working_directory, self._publisher, self._box)
+            working_dir.hand_to_ranks(config, self._working_directory, self._box)
             resumed = resume.resume_script(config, config.spec, self._lease, self._publisher)
-            self._working_directory = replace(self._working_directory, resume=resumed)
-        self._checkpoints = _open_checkpoints(config, self._lease, self._publisher)
+            if resumed is not None:
+                if self._box is not None:
+                    self._box.bind(resumed.directory, writable=False)
+                self._working_directory = replace(
+                    self._working_directory, resume=resumed.directory, resumed_attempt=resumed.attempt
+                )
+        self._checkpoints = self._open_checkpoints(self._publisher)
         if not is_complete:
-            self._start_ranks(self._start_message())
+            self._start_ranks(replace(self._start_message(), meeting=meeting))
 
     def monitor_ranks(self) -> AttemptOutcome:
         """Run until all ranks are dead, or would not die."""
-        assert self._publisher is not None
-        write_sampled_ranks(self._config, self._ranks)
+        publisher = self._publisher
+        assert publisher is not None
+        write_sampled_ranks(self._config, self._ranks[: len(self._config.ranks)])
+        cgroup = read_record(AttemptDirectory.of(self._config.state_dir, self._config.attempt).cgroup)
+        own = self._own_directories()
+        assert self._room is not None
+        limits = open_limit_watch(
+            self._config.limits, own, cgroup, lambda: publisher.metric_bytes, self._room, len(self._config.devices)
+        )
         outcome = RankMonitor(
             self._config,
             self._ranks,
             self._lease,
-            self._publisher,
+            publisher,
             requirements=self._working_directory is not None and self._working_directory.requirements,
             listener=self._listener,
             checkpoints=self._checkpoints,
+            limits=limits,
+            redactor=self._redactor,
+            followers=self._followers,
         ).run()
         self._rendezvous_store = None
-        return outcome
+        lost = self._followers.lost_part if self._followers is not None else None
+        return outcome if lost is None else review_lost_part(self._config, outcome, lost, self._lease)
 
     def close(self, outcome: AttemptOutcome) -> AttemptOutcome:
         """Complete the files, once the attempt's processes are dead. Returns the outcome, which is another one where
         the disk refuses the report of an attempt that has succeeded."""
         assert self._publisher is not None
+        if self._followers is not None:
+            self._followers.await_sweep()
         if self._checkpoints is not None:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)
+        assert self._room is not None
+        outcome = review_failure(self._config, outcome, self._room)
+        if self._followers is not None:
+            outcome = review_disks(outcome, self._followers.swept)
+        verdict = self._room.verdict
+        if verdict is not None:
+            self._remove_newest_files(self._publisher, verdict)
         working_dir.reclaim_storage(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
         outcome = self._explain_hang(self._publisher, outcome)
-        self._keep_files(self._publisher)
+        if verdict is None:
+            self._keep_files(self._publisher)
         if self._checkpoints is not None and outcome.reason is StateReason.COMPLETED:
             _publish_weights(self._checkpoints)
-        return self._seal_telemetry(self._publisher, outcome)
+        outcome = self._seal_telemetry(self._publisher, outcome)
+        return AttemptOutcome(outcome.reason, *self.clean((outcome.message, outcome.error, outcome.result)))
+
+    def clean(self, value: T) -> T:
+        """The same text, or mapping or tuple of texts, without values of the job's secrets."""
+        return value if self._redactor is None else self._redactor.clean_tree(value)
 
     @property
     def device_times(self) -> DeviceTimes | None:
@@ -118,21 +203,77 @@ class AttemptRun:
         if self._publisher is not None:
             self._publisher.seal()
 
+    def dismiss_followers(self, reason: str) -> None:
+        """The end of the attempt is written: the parts on other nodes leave."""
+        if self._followers is not None:
+            self._followers.end(reason)
+
     def await_shipping(self) -> None:
         """Wait, for a while, until the telemetry Redis has everything."""
         assert self._publisher is not None
         self._publisher.close()
 
+    def _serve_rendezvous(self, port: socket.socket) -> None:
+        if self._box is not None and self._box.has_own_network:
+            self._box.serve_store(port)
+        else:
+            self._rendezvous_store = rendezvous.serve_store(port)
+
+    def _own_directories(self) -> list[Path]:
+        """Where the ranks write to the disk. In a box, temporary files are in memory."""
+        own, saved = self._working_directory, self._checkpoints
+        directories = [saved.directories.drafts] if saved is not None else []
+        if own is not None:
+            directories += [own.root, own.output]
+        return directories if own is None or self._box is not None else [*directories, own.temporary]
+
+    def _admit_followers(self, listener: LinkListener) -> Followers:
+        config, lease = self._config, self._lease
+        expected = {
+            part: ExpectedPart(node, len(ranks_of_part(part, len(config.devices), config.strategy)))
+            for part, node in enumerate(config.parts)
+            if part != config.part
+        }
+        deadline = monotonic() + config.join_seconds
+        try:
+            links = listener.admit(expected, deadline, lambda: lease.command is not SupervisorCommand.GO)
+        except JoinInterrupted as error:
+            raise StartInterrupted(lease.command) from error
+        finally:
+            listener.close()
+        return Followers(config, links)
+
     def _start_ranks(self, message: StartMessage) -> None:
         for rank in self._ranks:
             rank.start_program(message)
+        if self._followers is not None:
+            self._followers.start_ranks(_start_of_parts(message, self._checkpoints))
+
+    def _open_checkpoints(self, publisher: TelemetryPublisher) -> AttemptCheckpoints | None:
+        """Make room for checkpoints, where the job asks for them, and choose the one to resume from.
+
+        Raises:
+            StartInterrupted, StorageTimeout, Unavailable, OSError: the ranks cannot be started.
+        """
+        config = self._config
+        settings = checkpoint_settings(config.spec)
+        if settings is None:
+            return None
+        locations = directories.directories_of(config)
+        directories.prepare_directories(config, locations, self._box)
+        found = resume.choose_checkpoint(locations, self._lease, publisher)
+        if found is not None:
+            publisher.resume_from(found)
+        others = [] if self._followers is None else self._followers.draft_sources(locations.attempt)
+        writer = CheckpointWriter(config, locations, settings.keep, self._lease, publisher.dump_state, found, others)
+        readable = directories.make_readable(config, locations, found, self._box) if found is not None else None
+        return AttemptCheckpoints(settings, locations, writer, found, readable)
 
     def _start_message(self) -> StartMessage:
         if self._checkpoints is None:
-            return StartMessage(self._working_directory)
-        return StartMessage(
-            self._working_directory, self._checkpoints.directories.drafts, self._checkpoints.resume_directory
-        )
+            return StartMessage(self._working_directory, secrets=self._secrets)
+        drafts, resumed = self._checkpoints.directories.drafts, self._checkpoints.resume_directory
+        return StartMessage(self._working_directory, drafts, resumed, self._secrets)
 
     def _explain_hang(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
         """Name the ranks that a collective of NCCL had waited for, where it timed out and ranks have left a dump."""
@@ -144,6 +285,20 @@ class AttemptRun:
             return outcome
         publisher.log_line(hang.message)
         return name_hang(outcome, hang.message)
+
+    def _remove_newest_files(self, publisher: TelemetryPublisher, verdict: DiskVerdict) -> None:
+        """Make room again on a disk that this attempt has filled: what it wrote meanwhile goes, and nothing is kept of
+        its working directory."""
+        attempt = self._config.attempt
+        stored = paths.attempt_dir(self._config.storage, attempt.tenant, attempt.job, attempt.number)
+        removed = remove_newest_files(paths.artifacts_dir(stored.absolute()), verdict.since)
+        message = (
+            f"the attempt has filled a disk: the files of its working directory are not kept, and of those in "
+            f"SHARDYARD_OUTPUT_DIR {count_noun(removed.files, 'file')} ({describe_bytes(removed.bytes)}) that it "
+            f"wrote in the last {time.time() - verdict.since:.0f} s were removed"
+        )
+        publisher.add_record(0, Note(FILES_NOTE, message))
+        publisher.log_line(message)
 
     def _keep_files(self, publisher: TelemetryPublisher) -> None:
         """Keep what a script has left in its working directory, and say in the log and the report what was not kept."""
@@ -174,53 +329,67 @@ class AttemptRun:
         if not why or not completed:
             return outcome
         message = f"every rank succeeded, but the storage directory refused the report: {why}"
-        return AttemptOutcome(StateReason.STORAGE_FAILED, message, result=outcome.result)
+        assert self._room is not None
+        refused = AttemptOutcome(StateReason.STORAGE_FAILED, message, result=outcome.result)
+        return review_failure(self._config, refused, self._room)
 
 
-def _open_publisher(config: AttemptConfig, telemetry_url: str) -> TelemetryPublisher:
+def _start_of_parts(message: StartMessage, checkpoints: AttemptCheckpoints | None) -> Start:
+    """What the parts on other nodes need to start their ranks as `message` starts those of this one."""
+    meeting = message.meeting
+    resume, sha256 = "", ""
+    if checkpoints is not None and checkpoints.resumed is not None:
+        resume, sha256 = checkpoints.resumed.directory.name, checkpoints.resumed.sha256
+    elif message.working_directory is not None and message.working_directory.resumed_attempt:
+        resume = str(message.working_directory.resumed_attempt)
+    return Start(meeting["MASTER_ADDR"], int(meeting["MASTER_PORT"]), resume, sha256)
+
+
+def _make_redactor(names: Mapping[str, str], secrets: Mapping[str, str]) -> SecretRedactor | None:
+    """What keeps a job's secrets out of all that is shown of it, this process's own log too; None where it has none."""
+    if not secrets:
+        return None
+    redactor = SecretRedactor({name: secrets[variable] for variable, name in names.items()})
+    clean_log_lines(redactor.clean)
+    return redactor
+
+
+def _open_publisher(
+    config: AttemptConfig,
+    devices: Mapping[int, tuple[DeviceRecord, ...]],
+    telemetry_url: str,
+    redactor: SecretRedactor | None,
+) -> TelemetryPublisher:
+    """`devices` are those of each part."""
     attempt, spec = config.attempt, config.spec
     directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
     shipper = StreamShipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
     prediction = predict_splits(spec, *rows_of(spec))
+    placed = [(part, device) for part in sorted(devices) for device in devices[part]]
     lease = [
-        LeasedDevice(index, device.id, config.node, device.kind, device.name, device.memory_total_bytes)
-        for index, device in enumerate(config.devices)
+        LeasedDevice(index, device.id, _node_of(config, part), device.kind, device.name, device.memory_total_bytes)
+        for index, (part, device) in enumerate(placed)
     ]
     kind = RecipeAggregator if isinstance(spec.program, RecipeProgram) else ScriptAggregator
     aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
     samples = AttemptDirectory.of(config.state_dir, attempt).hardware
-    return TelemetryPublisher(directory, attempt, len(config.devices), shipper, aggregator, spec, samples)
+    return TelemetryPublisher(directory, attempt, len(lease), shipper, aggregator, spec, samples, redactor)
 
 
-def _listen_to_descendants(workplace: WorkingDirectory, publisher: TelemetryPublisher) -> socket.socket | None:
+def _node_of(config: AttemptConfig, part: int) -> str:
+    return config.parts[part] if config.parts else config.node
+
+
+def _listen_to_descendants(
+    workplace: WorkingDirectory, publisher: TelemetryPublisher, box: Box | None
+) -> socket.socket | None:
     """The socket to which processes that the job's own code starts report; the job runs without it if need be."""
     try:
-        return descendants.open_listener(workplace.socket)
+        return box.listen(str(workplace.socket)) if box is not None else descendants.open_listener(workplace.socket)
     except OSError as error:  # the system's temporary directory may have a name that is too long for a socket
         reason = f"processes that the script starts cannot be followed: {error}"
         publisher.add_record(0, Note(descendants.NOTE_FIELD, reason))
         return None
-
-
-def _open_checkpoints(
-    config: AttemptConfig, lease: LeaseHolder, publisher: TelemetryPublisher
-) -> AttemptCheckpoints | None:
-    """Make room for checkpoints, where the job asks for them, and choose the one to resume from.
-
-    Raises:
-        StartInterrupted, StorageTimeout, Unavailable, OSError: the ranks cannot be started.
-    """
-    settings = checkpoint_settings(config.spec)
-    if settings is None:
-        return None
-    locations = directories.directories_of(config)
-    directories.prepare_directories(config, locations)
-    found = resume.choose_checkpoint(locations, lease, publisher)
-    if found is not None:
-        publisher.resume_from(found)
-    writer = CheckpointWriter(config, locations, settings.keep, lease, publisher.dump_state, found)
-    readable = directories.make_readable(config, locations, found) if found is not None else None
-    return AttemptCheckpoints(settings, locations, writer, found, readable)
 
 
 def _publish_weights(checkpoints: AttemptCheckpoints) -> None:

@@ -19,18 +19,11 @@ from pathlib import Path
 
 import structlog
 
-from jobs.protocol.records import (
-    Hello,
-    Note,
-    Outcome,
-    PacketDecoder,
-    RankUp,
-    Result,
-    SingleRecord,
-    StepBatch,
-    batch_steps,
-)
-from workers.supervisor.process_status import parent_of
+from jobs.protocol.packets import DESCENDANT_PACKET_BYTES, PacketDecoder, SingleRecord, StepBatch, batch_steps
+from jobs.protocol.records import Hello, Note, Outcome, Paused, RankUp, Result, Returned, Saved
+from workers.runtime.process_status import parent_of
+from workers.supervisor.limits.record_bounds import bound_record
+from workers.supervisor.redaction import SecretRedactor
 
 log = structlog.get_logger(__name__)
 
@@ -38,19 +31,19 @@ READ_BYTES = 256 * 1024
 #: Connections at one time, and in the whole attempt: each source leaves a trace in the report.
 MAX_LIVE = 128
 MAX_SOURCES = 1024
-#: The largest packet. A sink sends at most some hundred kilobytes at once.
-MAX_PACKET_BYTES = 2 * 1024 * 1024
 #: Connections that are accepted before other descriptors are read again.
 MAX_ACCEPTED = 16
 #: Reads of one connection at the end: more than its buffer can hold, and still not for ever.
 MAX_READS = 64
+#: Refused connections that are logged.
+MAX_LOGGED = 100
 #: Generations between a rank and the process that connects.
 MAX_DEPTH = 64
 ADMITTED, STOPPING = b"+", b"S"
 #: The report's path for notes about descendants.
 NOTE_FIELD = "per_device"
 #: Records that only a rank itself may send.
-_RANK_ONLY_RECORDS = (RankUp, Outcome, Result, Hello)
+_RANK_ONLY_RECORDS = (RankUp, Returned, Outcome, Result, Paused, Saved, Hello)
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -63,12 +56,13 @@ class _DescendantConnection:
     source: int
     found: int | None  # the rank that it was seen to descend from; None: its parents are gone
     rank: int | None = None  # None before its hello
-    decoder: PacketDecoder = field(default_factory=lambda: PacketDecoder(MAX_PACKET_BYTES))
+    decoder: PacketDecoder = field(default_factory=lambda: PacketDecoder(DESCENDANT_PACKET_BYTES))
 
 
 class DescendantServer:
-    """`ranks` maps process ids to rank numbers. `watch` and `unwatch` are the loop's, `record` and `ended` take
-    what comes: (rank, record, source) and (rank, source), with sources counted from 1.
+    """`ranks` maps process ids to rank numbers. `watch` and `unwatch` are the loop's. `count` counts bytes of records,
+    and says whether more may be read; `record` and `ended` take what comes: (rank, record, source) and (rank, source),
+    with sources counted from 1.
     """
 
     def __init__(
@@ -78,18 +72,22 @@ class DescendantServer:
         *,
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
+        count: Callable[[int], bool],
         record: Callable[[int, StepBatch | SingleRecord, int], None],
         ended: Callable[[int, int], None],
         uid: int | None = None,
+        redactor: SecretRedactor | None = None,
     ) -> None:
-        """`uid`: the ranks' account, where it is not that of this process."""
+        """`uid`: the ranks' account, where it is not that of this process. `redactor`: where the job has secrets."""
+        self._redactor = redactor
         self._uid = os.getuid() if uid is None else uid
         self._listener = listener
         self._ranks = dict(ranks)
         self._register, self._unregister = watch, unwatch
+        self._count_bytes = count
         self._on_record, self._on_source_ended = record, ended
         self._connections: dict[int, _DescendantConnection] = {}  # by descriptor
-        self._sources = 0
+        self._sources = self._strangers = 0
         self._noted_reasons: set[str] = set()
         listener.setblocking(False)
         watch(listener.fileno(), self._accept_connections)
@@ -146,7 +144,9 @@ class DescendantServer:
         pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         known, rank = self._trace_lineage(pid) if uid == self._uid else (False, None)
         if not known:
-            log.warning("stranger_refused", pid=pid, uid=uid)
+            self._strangers += 1
+            if self._strangers <= MAX_LOGGED:
+                log.warning("stranger_refused", pid=pid, uid=uid)
             connection.close()
             return
         if len(self._connections) >= MAX_LIVE or self._sources >= MAX_SOURCES:
@@ -160,6 +160,7 @@ class DescendantServer:
         connection.setblocking(False)
         self._sources += 1
         child = _DescendantConnection(connection, pid, self._sources, rank)
+        child.decoder.clean = None if self._redactor is None else self._redactor.clean_packet
         self._connections[connection.fileno()] = child
         _send_byte(connection, ADMITTED)
         self._register(connection.fileno(), partial(self._read_connection, child))
@@ -189,10 +190,12 @@ class DescendantServer:
         if not data:
             self._close_connection(child)
             return False
+        if not self._count_bytes(len(data)):
+            return False  # the attempt is being ended for what its records take
         try:
             for packet in child.decoder.feed(data):
                 for record in batch_steps(packet):
-                    self._handle_record(child, record)
+                    self._handle_record(child, bound_record(record))
         except ValueError as error:
             self._reject_connection(child, str(error))
             return False

@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -55,11 +56,16 @@ SUBSCRIBE_AFTER_SECONDS = 2.0
 #: How long the second thread waits for a message at a time.
 PUBSUB_WAIT_SECONDS = 60.0
 CLAIM_SECONDS = 30.0
+#: How often it is looked whether another node has sent a heartbeat.
+HEARTBEAT_POLL_SECONDS = 0.2
 #: An end that Redis has not taken after the first is saved, for others to report; it is tried for the second then.
 SAVE_END_AFTER_SECONDS = 5.0
 FINISH_SECONDS = 300.0
 #: Delays between tries while Redis is away grow from the first to the second, or to the time between two renewals.
 RETRY_SECONDS = (0.5, 4.0)
+#: Delays between questions for the leader's link grow from the first to the second, by this factor.
+LINK_POLL_SECONDS = (0.05, 0.25)
+LINK_POLL_GROWTH = 1.5
 
 
 class LeaseHolder:
@@ -71,6 +77,7 @@ class LeaseHolder:
         self._node = node
         self._heartbeat_seconds = heartbeat_seconds
         self._claimant = uuid.uuid4().hex
+        self._part = 0
         self._command = SupervisorCommand.GO
         self._profile_request: store.ProfileRequest | None = None
         self._renewed_at = monotonic()
@@ -80,17 +87,36 @@ class LeaseHolder:
         self._is_subscribed = False
         self._closed = threading.Event()
 
-    def claim(self) -> store.ClaimReply:
-        """Claim the attempt, and start to renew its lease if that succeeds.
+    def claim(self, link: str = "") -> store.ClaimReply:
+        """Claim the node's part of the attempt, and start to renew its lease if that succeeds. `link` is where this
+        supervisor hears the others if it leads them, with a secret.
 
         Raises:
             Unavailable: Redis did not answer for `CLAIM_SECONDS`.
         """
-        claim = self._retry_until(store.claim(self._attempt, self._claimant, self._node), CLAIM_SECONDS)
+        claim = self._retry_until(store.claim(self._attempt, self._claimant, self._node, link), CLAIM_SECONDS)
         if claim.granted:
+            self._part = claim.part
             self._renewed_at = monotonic()
             self._renewal_thread.start()
         return claim
+
+    def await_link(self, deadline: float, is_interrupted: Callable[[], bool]) -> str:
+        """Where the leader is reached, with the secret that it wants to be shown; "" where it has not claimed its part
+        by `deadline`, which is a time of the monotonic clock, or the wait was interrupted, or the attempt has ended."""
+        ask = store.claim(self._attempt, self._claimant, self._node)
+        delay, longest = LINK_POLL_SECONDS
+        while not is_interrupted():
+            with suppress(Unavailable):
+                claim = self._store.run(ask)
+                if claim.link or not claim.granted:
+                    return claim.link
+            seconds_left = deadline - monotonic()
+            if seconds_left <= 0:
+                break
+            threading.Event().wait(min(delay, seconds_left))
+            delay = min(LINK_POLL_GROWTH * delay, longest)
+        return ""
 
     @property
     def command(self) -> SupervisorCommand:
@@ -164,6 +190,19 @@ class LeaseHolder:
         pending_file.unlink(missing_ok=True)
         return written
 
+    def abandon(self, node: str, message: str, backoff: float, quarantine: dict[int, str] | None = None) -> bool:
+        """As the leader, give the attempt up because the part on `node` has not joined, and give the devices back as
+        `release_devices` does. False: the lease was lost before, and nothing is written.
+
+        Raises:
+            Unavailable: Redis did not answer for `FINISH_SECONDS`.
+        """
+        end = store.abandon(self._attempt, self._claimant, node, message, backoff_seconds=backoff)
+        self._requests.put(None)
+        written = self._send_after_requests(end, FINISH_SECONDS)
+        self.release_devices(quarantine or {})
+        return written
+
     def _send_after_requests(self, end: store.Call[bool], seconds: float) -> bool:
         deadline = monotonic() + seconds
         self._renewal_thread.join(seconds)
@@ -178,9 +217,24 @@ class LeaseHolder:
         except OSError as error:
             log.error("end_neither_told_nor_kept", reason=end.reason, error=str(error))
 
-    def release_devices(self, quarantine: dict[int, str]) -> None:
-        """Give the devices back: every process of the attempt is proven dead, but for those of `quarantine`."""
-        self._retry_until(store.release(self._node, self._attempt, quarantine), FINISH_SECONDS)
+    def release_devices(self, quarantine: dict[int, str]) -> bool:
+        """Give the devices back: every process of the attempt is proven dead here, but for those of `quarantine`.
+        False: the attempt has not ended yet, and nothing was given back."""
+        return self._retry_until(store.release(self._node, self._attempt, quarantine), FINISH_SECONDS) >= 0
+
+    def hears_node(self, node: str, seconds: float) -> bool:
+        """Whether the control Redis gets a heartbeat of a node within so many seconds.
+
+        Raises:
+            Unavailable: Redis did not answer.
+        """
+        first = self._retry_until(store.read_heartbeats(), seconds).nodes.get(node)
+        deadline = monotonic() + seconds
+        while first is not None and monotonic() < deadline:
+            threading.Event().wait(HEARTBEAT_POLL_SECONDS)
+            if self._retry_until(store.read_heartbeats(), seconds).nodes.get(node) not in (None, first):
+                return True
+        return False
 
     def read_job(self) -> store.JobView:
         """The attempt's job as it is now. Raises Unavailable when Redis did not answer for `CLAIM_SECONDS`."""
@@ -248,10 +302,10 @@ class LeaseHolder:
 
     def _poll_or_renew(self) -> None:
         if self.seconds_since_renewal < self._heartbeat_seconds:
-            self._on_command(self._store.run(store.read_command(self._attempt, self._claimant)))
+            self._on_command(self._store.run(store.read_command(self._attempt, self._claimant, self._part)))
             return
         before = monotonic()  # a renewal counts from when it was sent, not from its reply
-        command = self._store.run(store.renew_lease(self._attempt, self._claimant))
+        command = self._store.run(store.renew_lease(self._attempt, self._claimant, self._part))
         self._renewed_at = before
         self._on_command(command)
 

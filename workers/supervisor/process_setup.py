@@ -1,41 +1,42 @@
 """Makes a forked process the supervisor of one attempt: own session, own log, own lock, and then its credentials."""
 
-import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import structlog
 
 from jobs.support.logging_config import configure_logging
-from workers.rank.process import name_process
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
-from workers.supervisor.process_status import read_start_time
+from workers.runtime.process_control import adopt_orphans, close_all_but, name_process
+from workers.runtime.process_status import read_start_time
 
-PR_SET_CHILD_SUBREAPER = 36
 CREDENTIALS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorCredentials:
-    """The addresses and passwords of both Redis servers, which no rank may know."""
+    """The addresses and passwords of both Redis servers, which no rank may know, and the values of the job's secrets by
+    the variables that get them."""
 
     control_url: str
     telemetry_url: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def become_leader(kept_fd: int) -> None:
     """Do what needs no attempt: start a session, adopt orphans, close all descriptors but `kept_fd` and 0 to 2."""
     os.setsid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its commands come through Redis; a stray Ctrl-C ends nothing
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    _close_all_but(kept_fd)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the server lets the kernel reap, this process has to know
+    close_all_but({kept_fd})
     configure_logging("INFO", libraries="WARNING")  # which is what ranks begin with
 
 
@@ -62,7 +63,7 @@ def own_attempt(config: AttemptConfig) -> AttemptDirectory:
 
 
 def read_credentials(pipe: Connection) -> SupervisorCredentials:
-    """Read the credentials from the worker's pipe, and close it.
+    """Read the credentials that the worker has left, and close their descriptor.
 
     Raises:
         EOFError: the worker died before it wrote them.
@@ -72,10 +73,3 @@ def read_credentials(pipe: Connection) -> SupervisorCredentials:
     credentials = SupervisorCredentials(**json.loads(pipe.recv_bytes()))
     pipe.close()
     return credentials
-
-
-def _close_all_but(kept_fd: int) -> None:
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd != kept_fd:
-            with contextlib.suppress(OSError):
-                os.close(fd)

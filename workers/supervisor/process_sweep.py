@@ -1,9 +1,14 @@
-"""Kills the processes of an attempt, and proves that all are dead, by four marks, because each of them misses some:
+"""Kills the processes of an attempt, and proves that all are dead.
+
+In a box there is one proof: its first process is dead, and the kernel lets that die last. Without one, four marks find
+them, because each of them misses some:
 
 - the cgroup, where one could be created: misses nothing, but needs rights that many hosts do not give;
 - the session: misses a process that called setsid;
 - the inherited lock file: held by every forked descendant, lost by one that execs and closes its files;
 - the environment mark: shows in exec'd descendants only (a forked process keeps the old /proc/PID/environ).
+
+Where the attempt has an account that no other attempt has, that is a fifth one, and misses nothing.
 """
 
 import contextlib
@@ -16,8 +21,10 @@ from pathlib import Path
 
 from jobs.store import AttemptId
 from workers.runtime.launch import AttemptDirectory, attempt_variable
+from workers.runtime.process_status import read_start_time, read_stat_fields
 from workers.sandbox import cgroup
-from workers.supervisor.process_status import read_start_time, read_stat_fields
+from workers.sandbox.box.accounts import processes_of_account
+from workers.sandbox.leavings import remove_leavings
 
 PAUSE_SECONDS = 0.02
 
@@ -40,6 +47,7 @@ def sweep_attempt(directory: AttemptDirectory, attempt: AttemptId, deadline_seco
             _kill_and_reap(pid)
         if not found and _is_unlocked(directory.ranks_lock, fcntl.flock):
             cgroup.remove_cgroup(directory.cgroup)
+            _clear_account(directory)
             return {}
         if not found:
             found = set(_find_lock_holders(directory)) - {os.getpid()}
@@ -51,11 +59,13 @@ def sweep_attempt(directory: AttemptDirectory, attempt: AttemptId, deadline_seco
 
 
 def _find_members(directory: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
-    """Processes that carry the cgroup, session or environment mark. Zombies are dead.
+    """Processes that carry the account, cgroup, session or environment mark. Zombies are dead.
 
     A host may have thousands of processes, so the most expensive check is last: the environment is read only for those
     that are not older than the attempt.
     """
+    yield from _find_boxed(directory)
+    yield from _find_of_account(directory)
     yield from cgroup.cgroup_members(directory.cgroup)
     session, since = _read_session(directory)
     mark = "=".join(attempt_variable(attempt)).encode()
@@ -68,6 +78,47 @@ def _find_members(directory: AttemptDirectory, attempt: AttemptId) -> Iterator[i
             continue
         if sid == session or mark in _read_environment(pid):
             yield pid
+
+
+def _find_boxed(directory: AttemptDirectory) -> Iterator[int]:
+    """The first process of the box, unless another one has its number now."""
+    try:
+        pid, started, _ = (int(part) for part in directory.box.read_text().split())
+    except (FileNotFoundError, ValueError):
+        return
+    fields = read_stat_fields(pid)
+    if fields and fields[0] not in (b"Z", b"X") and int(fields[19]) == started:
+        yield pid
+
+
+def _find_of_account(directory: AttemptDirectory) -> list[int]:
+    """All processes of the account that is the attempt's own, unless another attempt has it by now: that says so before
+    it has a process, so it is asked afterwards."""
+    uid = _read_account(directory)
+    found = [*processes_of_account(uid)] if uid > 0 else []
+    return [] if found and _is_given_again(directory, uid) else found
+
+
+def _read_account(directory: AttemptDirectory) -> int:
+    """The uid that is the attempt's own, in its box or without one; -1: it has none."""
+    for mark in (directory.box, directory.account):
+        with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
+            return int(mark.read_text().split()[-1])
+    return -1
+
+
+def _is_given_again(directory: AttemptDirectory, uid: int) -> bool:
+    others = (path for path in directory.directory.parent.glob("*") if path != directory.directory)
+    return any(_read_account(AttemptDirectory(path)) == uid for path in others)
+
+
+def _clear_account(directory: AttemptDirectory) -> None:
+    """Remove what an account has left on the host that an attempt had without a box, before another one gets it."""
+    if directory.account.exists():
+        uid = _read_account(directory)
+        if uid > 0 and not _is_given_again(directory, uid):
+            remove_leavings(uid)
+        directory.account.unlink(missing_ok=True)
 
 
 def _read_session(directory: AttemptDirectory) -> tuple[int | None, int]:

@@ -18,7 +18,6 @@ from jobs.protocol.records import ProfileBegin, ProfileEnd, ProfilePart
 from jobs.store import ProfileRequest
 from shardyard.contract.responses import ProfileView, RankProfile, at
 from workers.rank.handle import RankHandle
-from workers.runtime import profile_request
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.lease import LeaseHolder
 
@@ -118,7 +117,11 @@ class ProfileCollector:
                 end = ProfileEnd(request.number, 0, 0.0, f"the trace cannot be stored: {error}")
                 self._settle(profile, rank, end)
             return
-        profile_request.show_request(self._ranks[0].profile_request, request.number, request.steps)
+        self._show_all(request.number, request.steps)
+
+    def _show_all(self, number: int, steps: int) -> None:
+        for rank in self._ranks:
+            rank.show_profile(number, steps)
 
     def _settle(self, profile: _OpenProfile, rank: int, end: ProfileEnd) -> None:
         profile.waiting.discard(rank)
@@ -140,7 +143,7 @@ class ProfileCollector:
     def _end(self, profile: _OpenProfile) -> None:
         number = profile.request.number
         self._open = None
-        profile_request.show_request(self._ranks[0].profile_request, 0, 0)
+        self._show_all(0, 0)
         ranks = [profile.done[rank] for rank in sorted(profile.done)]
         asked, ended = at(profile.request.at), at(int(time() * 1e6))
         view = ProfileView(number, self._attempt, profile.request.steps, "finished", asked, ended, ranks)

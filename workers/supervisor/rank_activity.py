@@ -1,6 +1,7 @@
 """What each rank has done so far, as its records tell."""
 
-from jobs.protocol.records import Began, SingleRecord, StepBatch
+from jobs.protocol.packets import SingleRecord, StepBatch
+from jobs.protocol.records import Began
 
 #: Phases whose steps are the job's progress.
 MAIN_PHASES = ("train", "forward")

@@ -1,12 +1,13 @@
 """The main loop of a supervisor: reads its ranks until the last one is dead, and returns how the attempt ended.
 
-Single-threaded: one selector over the ranks' pipes and pidfds, and a clock. What is read goes to the publisher (logs,
-metrics, report, progress) and to those that decide here:
+Single-threaded: one selector over the ranks' pipes and pidfds, and a clock. What is read (`RankReader`) goes to the
+publisher (logs, metrics, report, progress) and to those that decide here:
 
     AttemptEnd      the phase of the attempt, its outcome, the rank that failed first: a state machine without processes
     StopSequence    carries the end out: checkpoint, SIGTERM, grace, SIGKILL
     RankActivity, StallReporter, TeardownTimer
                     whether the ranks make progress, and whether they exit when their work is done
+    LimitWatch      whether they use more than they may
 
 Whatever ends one rank ends the others.
 """
@@ -22,6 +23,7 @@ import structlog
 
 from jobs.model.spec import ScriptProgram
 from jobs.model.state import StateReason, SupervisorCommand
+from jobs.protocol.packets import SingleRecord, StepBatch
 from jobs.protocol.records import (
     CallsMade,
     Note,
@@ -34,25 +36,28 @@ from jobs.protocol.records import (
     Result,
     Returned,
     Saved,
-    SingleRecord,
-    StepBatch,
-    batch_steps,
 )
-from workers.rank.handle import OutputPipe, RankHandle, await_death
+from workers.rank.handle import RankHandle, await_death
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
+from workers.supervisor.checkpoints.messages import report_messages
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import NOTE_FIELD, DescendantServer
 from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier, name_hang
-from workers.supervisor.ending.training_hints import is_collective_timeout
-from workers.supervisor.event_loop import EventLoop, read_waiting
+from workers.supervisor.ending.training_hints import is_collective_timeout, may_have_lost_peer
+from workers.supervisor.event_loop import EventLoop
+from workers.supervisor.gang.followers import FollowerEvents, Followers, LostPart
+from workers.supervisor.gang.outcomes import outcome_of_failed_part, outcome_of_lost_part
 from workers.supervisor.hangs.diagnosis import Hang
 from workers.supervisor.hangs.inquiry import HangInquiry
 from workers.supervisor.lease import LeaseHolder
-from workers.supervisor.process_status import cpu_seconds_of_children, is_dying
+from workers.supervisor.limits.limit_watch import LimitWatch
+from workers.supervisor.link.messages import PartFailed
 from workers.supervisor.profile_collector import ProfileCollector
 from workers.supervisor.rank_activity import RankActivity
+from workers.supervisor.rank_reader import RankReader
+from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.stall_detector import StallDetector, StallReporter
 from workers.supervisor.stop_sequence import StopSequence
 from workers.supervisor.teardown import TeardownTimer
@@ -68,9 +73,8 @@ UNSEEN = (
 )
 #: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
 TICK_SECONDS = 0.1
-#: How much of the end of a rank's stderr is kept: for its last line, and for tracebacks of what it started.
-LAST_WORDS_BYTES = 32 * 1024
-#: The death of a rank that is dying may be visible this much later than the broken connection that it gave its peers.
+#: The death of a rank that is dying may be visible this much later than the broken connection that it gave its peers,
+#: here or by the word of its own supervisor.
 DEATH_SECONDS = 2.0
 #: Share of the lease without a renewal after which the supervisor kills its own ranks.
 FENCE = 0.75
@@ -87,21 +91,34 @@ class RankMonitor:
         requirements: bool = False,
         listener: socket.socket | None = None,
         checkpoints: AttemptCheckpoints | None = None,
+        limits: LimitWatch | None = None,
+        redactor: SecretRedactor | None = None,
+        followers: Followers | None = None,
     ) -> None:
         """`requirements`: whether the job's bundle names packages that it needs. `listener`: where processes that
-        descend from the ranks report; it is closed in the end. `checkpoints`: where the job asks for them."""
+        descend from the ranks report; it is closed in the end. `checkpoints`: where the job asks for them. `limits` are
+        closed in the end. `redactor`: where the job has secrets. `followers`: where some of the ranks are on other
+        nodes."""
         self._config = config
         self._ranks = ranks
         self._lease = lease
         self._publisher = publisher
-        self._checkpoints = checkpoints
+        self._followers = followers
         self._coordinator = self._make_coordinator(checkpoints) if checkpoints is not None else None
         self._loop = EventLoop()
-        self._descendants = self._serve_descendants(listener) if listener is not None else None
+        self._reader = RankReader(
+            self._loop,
+            publisher,
+            RankActivity(len(ranks), checkpoints.first_step if checkpoints is not None else 0),
+            limits or LimitWatch(),
+            on_record=self._on_record,
+            on_corrupt=self._on_corrupt_channel,
+            redactor=redactor,
+        )
+        self._descendants = self._serve_descendants(listener, redactor) if listener is not None else None
         self._end = AttemptEnd(monotonic())
         log_line = publisher.log_line
         self._stop = StopSequence(self._end, config, ranks, self._coordinator, self._descendants, log_line)
-        self._activity = RankActivity(len(ranks), checkpoints.first_step if checkpoints is not None else 0)
         detector = StallDetector(config.spec.limits.stall_seconds)
         self._stalls = StallReporter(detector, HangInquiry(config, ranks), log_line)
         self._teardown = TeardownTimer(ranks)
@@ -121,33 +138,46 @@ class RankMonitor:
             self._config.spec.limits.stall_seconds,
         )
 
-    def _serve_descendants(self, listener: socket.socket) -> DescendantServer:
+    def _serve_descendants(self, listener: socket.socket, redactor: SecretRedactor | None) -> DescendantServer:
         return DescendantServer(
             listener,
-            {rank.pid: rank.number for rank in self._ranks},
-            watch=self._loop.register,
+            {rank.pid: rank.number for rank in self._local_ranks},
+            watch=self._loop.register_input,
             unwatch=self._loop.unregister,
+            count=self._reader.limits.records.add,
             record=self._on_descendant_record,
             ended=self._publisher.source_ended,
             uid=None if self._config.account is None else self._config.account.uid,
+            redactor=redactor,
         )
+
+    @property
+    def _local_ranks(self) -> list[RankHandle]:
+        """Those that run on this node."""
+        return self._ranks[: len(self._config.ranks)]
 
     def run(self) -> AttemptOutcome:
         """Run until every rank is dead. Their pipes are read to the end, or as far as they are ready: a grandchild that
         keeps one open does not keep the attempt running."""
-        for rank in self._ranks:
+        for rank in self._local_ranks:
             self._loop.register(rank.pidfd, partial(self._on_death, rank))
-            self._loop.register(rank.channel, partial(self._read_records, rank))
-            for output in rank.outputs:
-                self._loop.register(output.fd, partial(self._read_output, rank, output))
+            self._reader.watch_rank(rank)
+        if self._followers is not None:
+            self._reader.clean_records(self._followers.ranks)
+            self._followers.watch(self._loop, self._follower_events())
         while any(rank.is_alive for rank in self._ranks) and not self._end.has_given_up(monotonic()):
             self._loop.run_once(self._seconds_to_deadline())
             self._on_tick(monotonic())
             self._reap_orphans()
             self._publisher.flush_due(time.time())
         self._stalls.finish_asking(monotonic(), at_once=True)
-        self._read_rest()
+        self._reader.read_rest(self._ranks)
+        if self._descendants is not None:
+            self._descendants.close()
+        self._loop.close()
         self._profiles.close()
+        self._reader.limits.close()
+        self._end_over_limit(monotonic())
         outcome = self._end.final_outcome()
         self._end_log(outcome)
         return outcome
@@ -155,15 +185,6 @@ class RankMonitor:
     def _seconds_to_deadline(self) -> float:
         deadline = self._publisher.next_deadline()
         return TICK_SECONDS if deadline is None else min(TICK_SECONDS, max(0.0, deadline - time.time()))
-
-    def _read_rest(self) -> None:
-        for rank in self._ranks:
-            self._drain_records(rank)
-            for output in rank.outputs:
-                self._publish_output(rank, output, read_waiting(output.fd))
-        if self._descendants is not None:
-            self._descendants.close()
-        self._loop.close()
 
     def _end_log(self, outcome: AttemptOutcome) -> None:
         """Put the traceback of the rank that failed first at the end of the log, if other ranks, which failed because
@@ -178,38 +199,17 @@ class RankMonitor:
 
     # -- what ranks send -------------------------------------------------------------------------------
 
-    def _read_output(self, rank: RankHandle, output: OutputPipe) -> None:
-        # A rank sends what it has recorded before it prints a traceback, and the log has them in this order.
-        if self._loop.watches(rank.channel):
-            self._read_records(rank)
-        self._publish_output(rank, output, self._loop.read_ready(output.fd))
-
-    def _publish_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
-        if not data:
-            return
-        rank.printed_at = monotonic()
-        step = self._activity.next_step(rank.number)
-        self._publisher.add_output(output.device, output.stream, rank.number, data, step)
-        if output.stream == "stderr":
-            rank.stderr_tail = (rank.stderr_tail + data)[-LAST_WORDS_BYTES:]
-
-    def _read_records(self, rank: RankHandle) -> None:
-        self._decode_records(rank, self._loop.read_ready(rank.channel))
-
-    def _drain_records(self, rank: RankHandle) -> None:
-        """Read the records that a rank had written before it died."""
-        for data in self._loop.read_rest(rank.channel):
-            self._decode_records(rank, data)
-
-    def _decode_records(self, rank: RankHandle, data: bytes) -> None:
-        try:
-            for packet in rank.decoder.feed(data):
-                for record in batch_steps(packet):
-                    self._on_record(rank, record)
-        except ValueError as error:
-            log.error("channel_corrupt", rank=rank.number, error=str(error))
-            self._loop.unregister(rank.channel)
-            self._on_failure(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {error}"))
+    def _follower_events(self) -> FollowerEvents:
+        return FollowerEvents(
+            records=self._reader.take_records,
+            output=self._reader.take_remote_output,
+            descendant=self._on_descendant_record,
+            descendant_ended=self._publisher.source_ended,
+            death=self._on_death,
+            samples=self._publisher.add_part_samples,
+            failure=self._on_part_failure,
+            lost=self._on_part_lost,
+        )
 
     def _on_record(self, rank: RankHandle, record: StepBatch | SingleRecord) -> None:
         self._note_activity(rank.number, record)
@@ -242,7 +242,7 @@ class RankMonitor:
 
     def _note_activity(self, rank: int, record: StepBatch | SingleRecord) -> None:
         self._stalls.detector.add_record(record, monotonic())
-        if self._activity.add_record(rank, record):
+        if self._reader.activity.add_record(rank, record):
             self._lease.record_milestone("first_step")
 
     # -- what happens to ranks -------------------------------------------------------------------------
@@ -272,15 +272,14 @@ class RankMonitor:
             rank.allow_exit()
 
     def _on_death(self, rank: RankHandle) -> None:
-        seconds = cpu_seconds_of_children(rank.pid)
         if not rank.reap():
             return
         self._loop.unregister(rank.pidfd)
-        self._drain_records(rank)
+        self._reader.drain_records(rank)
         if self._descendants is not None:
             self._descendants.drain()  # they sent what they had before the rank could know that they ended
-            if not self._activity.has_worked(rank.number) and seconds > UNSEEN_SECONDS:
-                self._publisher.add_record(rank.number, Note(NOTE_FIELD, UNSEEN.format(seconds)))
+            if not self._reader.activity.has_worked(rank.number) and rank.children_seconds > UNSEEN_SECONDS:
+                self._publisher.add_record(rank.number, Note(NOTE_FIELD, UNSEEN.format(rank.children_seconds)))
         self._profiles.on_rank_end(rank.number)
         self._publisher.rank_ended(rank.number)
         if rank.outcome is None and self._has_left_well(rank):
@@ -293,6 +292,23 @@ class RankMonitor:
     def _has_left_well(self, rank: RankHandle) -> bool:
         """Whether a rank that died without a report has succeeded all the same: a script may exit as it likes."""
         return rank.status == 0 and isinstance(self._config.spec.program, ScriptProgram)
+
+    def _on_part_failure(self, node: str, failure: PartFailed) -> None:
+        """A part cannot go on: one of its limits was exceeded, say."""
+        if self._end.is_working:
+            log.warning("part_failed", node=node, why=failure.message)
+            outcome = outcome_of_failed_part(failure)
+            if failure.urgent:
+                self._stop.kill_ranks(monotonic(), outcome)
+            else:
+                self._stop.terminate_ranks(outcome, monotonic())
+
+    def _on_part_lost(self, lost: LostPart) -> None:
+        if self._end.is_working:
+            self._stop.terminate_ranks(outcome_of_lost_part(self._config, lost), monotonic())
+
+    def _on_corrupt_channel(self, rank: RankHandle, why: str) -> None:
+        self._on_failure(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {why}"))
 
     def _on_failure(self, rank: RankHandle, outcome: Outcome | None) -> None:
         """A rank failed: by its own report, or (`outcome` None) it died without one."""
@@ -310,34 +326,41 @@ class RankMonitor:
         failed = self._ranks[first]
         if failed.outcome is not None and report is not None:
             report = failed.outcome  # its exit handlers may have added something
-        for output in failed.outputs:
-            self._read_output(failed, output)
+        if self._end_over_limit(monotonic(), at_once=True):
+            return
+        for output in failed.outputs if first in self._config.ranks else ():
+            self._reader.read_output(failed, output)
         outcome = self._failures.classify_failure(failed, report)
         self._stop.terminate_ranks(outcome if hang is None else name_hang(outcome, hang.message), monotonic())
 
     def _find_first_failure(self, rank: RankHandle, outcome: Outcome | None) -> RankFailure:
         """The rank that failed first, as far as that can be known: the job's error names it."""
-        if self._end.first_failure is None:
-            # Peers of a dead rank report broken connections, perhaps before its death is visible: look for it first.
-            if outcome is not None:
-                others = [other for other in self._ranks if other is not rank and other.is_alive]
-                await_death([other for other in others if is_dying(other.pid)], DEATH_SECONDS)
-            silent = next((one for one in self._ranks if one.reap() and not self._has_reported(one)), None)
-            failure = RankFailure(rank.number, outcome) if silent is None else RankFailure(silent.number, None)
-            self._end.first_failure = failure
-        return self._end.first_failure
+        if self._end.first_failure is not None:
+            return self._end.first_failure
+        # Peers of a dead rank report broken connections, perhaps before its death is visible: look for it first.
+        if outcome is not None:
+            others = [other for other in self._local_ranks if other is not rank and other.is_alive]
+            await_death([other for other in others if other.is_dying], DEATH_SECONDS)
+            if self._followers is not None and may_have_lost_peer(outcome):
+                self._followers.await_deaths(self._loop, DEATH_SECONDS)
+        silent = next((one for one in self._ranks if one.reap() and not self._has_reported(one)), None)
+        failure = RankFailure(rank.number, outcome) if silent is None else RankFailure(silent.number, None)
+        return self._end.keep_first_failure(failure)
 
     def _has_reported(self, rank: RankHandle) -> bool:
         """Whether a dead rank has reported how it ended."""
-        self._drain_records(rank)
+        self._reader.drain_records(rank)
         return rank.outcome is not None or self._has_left_well(rank)
 
     # -- what time brings --------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> None:
+        if self._followers is not None:
+            self._followers.on_tick(now, self._loop)
         self._check_checkpoints(now)
         self._profiles.on_tick(now)
         self._stalls.finish_asking(now)
+        self._end_over_limit(now)
         silence = self._lease.seconds_since_renewal
         if self._lease.command is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)
@@ -348,13 +371,20 @@ class RankMonitor:
         elif self._end.is_overdue(now):
             self._stop.kill_ranks(now)
 
+    def _end_over_limit(self, now: float, *, at_once: bool = False) -> bool:
+        """End the ranks where they use more than they may; whether they do. `at_once`: measure now."""
+        breach = self._reader.limits.find_breach(now, at_once=at_once)
+        if breach is not None:
+            self._stop.end_over_limit(breach, now)
+        return breach is not None
+
     def _check_checkpoints(self, now: float) -> None:
-        if self._coordinator is None or self._checkpoints is None:
+        if self._coordinator is None:
             return
         self._coordinator.on_tick(now)
         if self._coordinator.is_saving:
             self._stalls.detector.excuse_silence(now)
-        self._checkpoints.report_to(self._publisher)
+        report_messages(self._coordinator.take_messages(), self._publisher)
 
     def _check_work(self, now: float) -> None:
         command = self._lease.command
@@ -362,7 +392,7 @@ class RankMonitor:
             self._stop.terminate_ranks(AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled while running"), now)
         elif command is SupervisorCommand.STOP or self._stop.is_saving:
             outcome = AttemptOutcome(StateReason.SERVICE_STOPPED, "the service was stopped")
-            self._stop.save_and_stop(outcome, now, has_stepped=self._activity.has_stepped)
+            self._stop.save_and_stop(outcome, now, has_stepped=self._reader.activity.has_stepped)
         elif self._end.is_overdue(now):
             self._stop.terminate_ranks(self._overdue_outcome(), now)
         else:
@@ -390,7 +420,7 @@ class RankMonitor:
 
     def _reap_orphans(self) -> None:
         """Reap orphans of the ranks, which the supervisor adopts, so that a long run collects no zombies."""
-        mine = {rank.pid for rank in self._ranks if rank.is_alive}
+        mine = {rank.pid for rank in self._local_ranks if rank.is_alive}
         try:
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in mine:
                 os.waitpid(dead.si_pid, 0)

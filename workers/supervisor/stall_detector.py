@@ -12,7 +12,9 @@ of a long evaluation that sends no sign.
 from collections.abc import Callable
 
 from jobs.model.state import StateReason
-from jobs.protocol.records import Began, Loaded, ProgramProgress, Saved, SingleRecord, StepBatch
+from jobs.protocol.packets import SingleRecord, StepBatch
+from jobs.protocol.probe_records import Loaded
+from jobs.protocol.records import Began, ProgramProgress, Saved
 from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.hangs.diagnosis import Hang
 from workers.supervisor.hangs.inquiry import HangInquiry

@@ -8,8 +8,9 @@ from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.descendants import DescendantServer
-from workers.supervisor.ending.attempt_end import AttemptEnd
+from workers.supervisor.ending.attempt_end import AttemptEnd, EndPhase
 from workers.supervisor.ending.outcome import AttemptOutcome
+from workers.supervisor.limits.breach import LimitBreach, outcome_of_breach
 
 
 class StopSequence:
@@ -79,6 +80,15 @@ class StopSequence:
         for rank in self._ranks:
             if rank.outcome is not None:
                 rank.allow_exit()
+
+    def end_over_limit(self, breach: LimitBreach, now: float) -> None:
+        """End ranks that have exceeded a limit: at once, since what they do may go on to harm others, unless they have
+        only printed too much. An earlier outcome counts, but for a success that was just reported."""
+        outcome = outcome_of_breach(breach)
+        if breach.is_urgent:
+            self.kill_ranks(now, outcome if self._end.phase in (EndPhase.WORKING, EndPhase.LEAVING) else None)
+        elif self._end.is_working:
+            self.terminate_ranks(outcome, now)
 
     def kill_ranks(self, now: float, outcome: AttemptOutcome | None = None) -> None:
         """Send SIGKILL to all ranks; an outcome given here replaces an earlier one."""

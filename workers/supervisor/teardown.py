@@ -6,7 +6,7 @@ there is no limit here either.
 
 from collections.abc import Iterator, Sequence
 
-from workers.rank.handle import RankHandle, has_working_children
+from workers.rank.handle import RankHandle
 
 #: For the exit handlers of a rank, and for its threads once all other ranks are done.
 TEARDOWN_SECONDS = 120.0
@@ -31,7 +31,7 @@ class TeardownTimer:
             return now - rank.returned_at > FAILED_TEARDOWN_SECONDS
         if rank.returned.stage == "threads" and not self._is_last(rank):
             return False  # its threads may be its work
-        if has_working_children(rank.pid):
+        if rank.has_working_children:
             rank.returned_at = now  # the time for its teardown begins when they have ended
         return now - max(rank.returned_at, self.last_outcome_at) > TEARDOWN_SECONDS
 

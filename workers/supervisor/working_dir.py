@@ -2,9 +2,9 @@
 temporary files, and the directory whose files are kept as artifacts.
 
 The supervisor creates them once it has claimed the attempt, before its ranks start; all ranks share them. The working
-copy lies in the attempt's directory and is removed with it. The directory for temporary files lies under the system's
-own, because the path of a socket may have 108 bytes only; the attempt's directory names it, so that a sweep of the
-attempt removes it too.
+copy lies in the attempt's directory and is removed with it. The directory for temporary files is in the box, where
+there is one; else it lies under the system's own, because the path of a socket may have 108 bytes only, and the
+attempt's directory names it, so that a sweep of the attempt removes it too.
 """
 
 import os
@@ -18,6 +18,7 @@ from jobs.store import AttemptId
 from shardyard.contract.errors import BadBundle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, WorkingDirectory
 from workers.sandbox import run_as
+from workers.sandbox.box.box import Box
 from workers.supervisor.checkpoints import directories
 from workers.supervisor.user_files.baseline import write_baseline
 
@@ -25,13 +26,15 @@ from workers.supervisor.user_files.baseline import write_baseline
 REQUIREMENTS = "requirements.txt"
 #: Longest path of the system's directory for temporary files, in bytes; programs have the rest of 108.
 MAX_TEMPORARY = 40
+#: The directory for temporary files in a box, whose /tmp is its own.
+TEMPORARY_IN_BOX = "/tmp/job"  # noqa: S108
 
 
 class BundleUnusable(Exception):
     """The bundle is missing or broken; the message is for the job's status."""
 
 
-def prepare_working_directory(config: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
+def prepare_working_directory(config: AttemptConfig, spec: JobSpec, box: Box | None) -> WorkingDirectory | None:
     """Unpack the bundle of `spec` and create the directories around it; `None` where the spec has no bundle.
 
     Raises:
@@ -49,9 +52,9 @@ def prepare_working_directory(config: AttemptConfig, spec: JobSpec) -> WorkingDi
         unpacked = bundles.extract_bundle(packed, directory.work, bundle)
     except BadBundle as error:
         raise BundleUnusable(f"program.bundle: {error}") from error
-    write_baseline(directory, config, spec, [file.path for file in unpacked.files])
-    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_choose_temporary(tempfile.gettempdir()))))
-    directory.temporary.write_text(str(temporary))
+    if config.part == 0:  # what is kept of the working copy is the leader's
+        write_baseline(directory, config, spec, [file.path for file in unpacked.files])
+    temporary = _make_temporary(directory, box)
     storage = config.storage.absolute()
     output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
@@ -61,24 +64,41 @@ def prepare_working_directory(config: AttemptConfig, spec: JobSpec) -> WorkingDi
     )
 
 
+def _make_temporary(directory: AttemptDirectory, box: Box | None) -> Path:
+    if box is not None:
+        box.make_directory(TEMPORARY_IN_BOX)
+        return Path(TEMPORARY_IN_BOX)
+    made = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_choose_temporary(tempfile.gettempdir()))))
+    directory.temporary.write_text(str(made))
+    return made
+
+
 def _choose_temporary(directory: str) -> str:
     """The system's directory for temporary files, or `/tmp` where sockets below it would have too long a path."""
     return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
 
 
-def hand_to_ranks(config: AttemptConfig, workplace: WorkingDirectory) -> None:
-    """Let the ranks' account, where they have one, reach its directories, and nothing else of the service.
+def hand_to_ranks(config: AttemptConfig, workplace: WorkingDirectory, box: Box | None) -> None:
+    """Let the ranks reach their directories, and nothing else of the service: in their box, or by the rights of their
+    account.
 
     Raises:
         OSError: the disk refuses.
     """
-    if config.account is None:
-        return
-    run_as.make_passable(Path(os.path.realpath(config.state_dir.parent)), workplace.root.parent)
-    run_as.make_passable(config.storage.absolute(), workplace.output.parent)
-    for directory in (workplace.root, workplace.temporary, workplace.output):
-        directory.chmod(0o700)
-        run_as.give_tree(directory, config.account)
+    own = [workplace.root, workplace.output] + ([workplace.temporary] if box is None else [])
+    if config.account is not None:
+        for directory in own:
+            if directory != workplace.output or config.part == 0:
+                directory.chmod(0o700)
+                run_as.give_tree(directory, config.account)
+        if config.is_gang and config.part == 0 and box is not None:
+            workplace.output.chmod(0o1777)  # its ranks have other accounts on other nodes; no other job can see it
+    if box is not None:
+        for directory in own:
+            box.bind(directory, writable=True)
+    elif config.account is not None:
+        run_as.make_passable(Path(os.path.realpath(config.state_dir.parent)), workplace.root.parent)
+        run_as.make_passable(config.storage.absolute(), workplace.output.parent)
 
 
 def reclaim_storage(storage: Path, attempt: AttemptId) -> None:

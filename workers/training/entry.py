@@ -310,7 +310,7 @@ def _make_loader(
 def describe_devices(context: RankContext, strategy: strategies.PlacedModel) -> None:
     for device in context.devices:
         if device.kind == "cuda":
-            found = torch.cuda.get_device_properties(device.logical)
+            found = torch.cuda.get_device_properties(device.position)
             strategy.recorder.emit(DeviceInfo(device.logical, found.name, found.total_memory))
         else:
             strategy.recorder.emit(DeviceInfo(device.logical, f"virtual device on {read_cpu_name()}"))

@@ -16,7 +16,7 @@ class RandomStates:
     """What will be drawn next. Everything in it is a tensor, a number, or tuples and dicts of them."""
 
     cpu: torch.Tensor
-    cuda: dict[int, torch.Tensor]  # by logical device
+    cuda: dict[int, torch.Tensor]  # by the index that CUDA has for a device
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
 
@@ -25,7 +25,7 @@ def capture_random_states(devices: Sequence[RankDevice]) -> RandomStates:
     name, keys, *rest = np.random.get_state(legacy=True)
     return RandomStates(
         cpu=torch.get_rng_state(),
-        cuda={device.logical: torch.cuda.get_rng_state(device.logical) for device in devices if device.kind == "cuda"},
+        cuda={one.position: torch.cuda.get_rng_state(one.position) for one in devices if one.kind == "cuda"},
         python=random.getstate(),
         numpy=(name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
     )

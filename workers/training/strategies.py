@@ -19,7 +19,7 @@ from workers.probe.measurements import sum_gradient_bytes
 from workers.probe.recorder import Recorder, SingleDeviceRecorder
 from workers.probe.step_records import DdpTimes
 from workers.runtime import process_groups
-from workers.runtime.context import RankContext, RejectedByWorker
+from workers.runtime.context import RankContext, RankDevice, RejectedByWorker
 from workers.training import placement
 from workers.training.data_parallel import TracedDataParallel
 from workers.training.straggler import PlantedSlowness, find_straggler
@@ -91,7 +91,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Place
     except KeyError as error:
         raise RejectedByWorker(f"parallelism.placement.{error.args[0]}") from None
     devices: dict[placement.Place, torch.device] = {"cpu": torch.device("cpu")}
-    devices |= {device.logical: _torch_device(context, device.logical) for device in context.devices}
+    devices |= {device.logical: _torch_device(device) for device in context.devices}
     placement.place_parts(model, parts, devices)
     recorder = _make_recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     recorder.observe(model)
@@ -111,7 +111,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Place
 def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """nn.DataParallel over the lease: over the whole model, or over one sub-module of it."""
     how, virtual = spec.parallelism, context.device_kind == "cpu"
-    device = _torch_device(context, 0)
+    device = _torch_device(context.devices[0])
     model.to(device)
     recorder = Recorder(context, module=how.module or "", dim=how.dim)
     streams = context.streams
@@ -147,10 +147,10 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
 def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """DistributedDataParallel over the whole model, or over one sub-module of it."""
     how, path = spec.parallelism, spec.parallelism.module
-    device = _torch_device(context, context.devices[0].logical)
+    device = _torch_device(context.devices[0])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    process_groups.retain_groups()
+    process_groups.prepare_groups()
     dist.init_process_group(_choose_backend(how.backend, device))
     model.to(device)
     inner = _find_submodule(model, path)
@@ -189,10 +189,10 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
 
 def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """fully_shard: each rank stores a part of every parameter, and gathers the rest of a layer when the layer runs."""
-    device = _torch_device(context, context.devices[0].logical)
+    device = _torch_device(context.devices[0])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    process_groups.retain_groups()
+    process_groups.prepare_groups()
     dist.init_process_group(_choose_backend(spec.parallelism.backend, device))
     model.to(device)
     recorder = _make_recorder(spec, context, times_whole_backward=True)
@@ -228,9 +228,9 @@ def _make_recorder(spec: JobSpec, context: RankContext, *, times_whole_backward:
     return kind(context, module=spec.parallelism.module or "", times_whole_backward=times_whole_backward)
 
 
-def _torch_device(context: RankContext, logical: int) -> torch.device:
-    """The lease's devices are the visible ones, in order; virtual devices share the CPU."""
-    return torch.device("cuda", logical) if context.device_kind == "cuda" else torch.device("cpu")
+def _torch_device(device: RankDevice) -> torch.device:
+    """The node's devices of the lease are the visible ones, in order; virtual devices share the CPU."""
+    return torch.device("cuda", device.position) if device.kind == "cuda" else torch.device("cpu")
 
 
 def _find_straggler(spec: JobSpec, context: RankContext) -> PlantedSlowness | None:

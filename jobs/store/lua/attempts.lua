@@ -1,14 +1,40 @@
 -- Attempts: what their supervisors should do, and what becomes of a job when one ends.
 
--- What a supervisor should do now: 'go' | 'profile' | 'cancel' | 'stop' | 'lost', where the attempt is not the claimant's
--- any more.
-local function command_for(ref, number, claimant)
-  local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'node', 'profile')
+-- What the supervisor of a part should do now: 'go' | 'profile' | 'cancel' | 'stop' | 'lost', where it is not the
+-- claimant's any more. The leader alone is told more than whether it is lost; the others are told by the leader.
+local function command_for(ref, number, claimant, part)
+  part = tonumber(part)
+  local key = attempt_key(ref, number)
+  if part > 0 then
+    local found = redis.call('HMGET', key, 'state', part_field('state', part), part_field('claimant', part))
+    local is_live = found[1] == 'leased' or found[1] == 'claimed'
+    return is_live and found[2] == 'claimed' and found[3] == claimant and 'go' or 'lost'
+  end
+  local attempt = redis.call('HMGET', key, 'state', 'claimant', 'node', 'profile', 'requeue', 'parts')
   if attempt[1] ~= 'claimed' or attempt[2] ~= claimant then return 'lost' end
   if read_field(job_key(ref), 'cancel') == '1' then return 'cancel' end
-  local node = redis.call('HMGET', node_key(attempt[3]), 'stopping', 'moving')
-  if node[1] == '1' or node[2] == '1' then return 'stop' end
+  local function must_stop(node)
+    local found = redis.call('HMGET', node_key(node), 'stopping', 'moving')
+    return found[1] == '1' or found[2] == '1'
+  end
+  if attempt[5] or must_stop(attempt[3]) then return 'stop' end
+  if attempt[6] and find_node_of_attempt(ref, number, must_stop) then return 'stop' end
   return attempt[4] == 'asked' and 'profile' or 'go'
+end
+
+-- Gives back what nobody has claimed of an attempt that ends: nothing of it runs. Whoever has claimed a part is notified,
+-- and gives its devices back by its own proof.
+local function leave_parts(ref, number)
+  local key, attempt_ref = attempt_key(ref, number), ref .. '/' .. number
+  local nodes = nodes_of_attempt(ref, number)
+  for i, node in ipairs(nodes) do
+    if redis.call('HGET', key, part_field('state', i - 1)) == 'leased' then
+      redis.call('ZREM', OUTBOX_KEY, node .. ' ' .. attempt_ref)
+      free_devices(node, attempt_ref, {})
+    elseif nodes[2] then
+      notify_supervisors(node)
+    end
+  end
 end
 
 -- Whether a claimant has an attempt, and that is the newest one of its job.
@@ -33,19 +59,35 @@ end
 local REQUEUE_MESSAGES = {
   service_stopped = 'the service was stopped; the job starts again with it',
   drained = 'its node is being drained; the job continues on another one',
+  storage_low = 'the disk has less free space than the service keeps for itself; the job goes on when there is room',
 }
 
--- Ends an attempt and decides what becomes of its job; `cause` is a key of CAUSES.
-local function settle_attempt(ref, number, reason, message, cause, failed, result, backoff_us, max_losses)
+-- Bytes of what a job keeps of its end. Supervisors cut it to less: it comes from the program.
+local MAX_MESSAGE_BYTES, MAX_JSON_BYTES = 16 * 1024, 320 * 1024
+
+-- The message, the error and the result of an end, of bounded size. An error that is too large keeps its message only.
+local function bound_end(message, failed, result)
+  message = cut_text(message, MAX_MESSAGE_BYTES)
+  if #failed > MAX_JSON_BYTES then
+    failed = '{"rank":null,"exit_code":null,"signal":null,"message":' .. cjson.encode(message) .. ',"traceback":null}'
+  end
+  return message, failed, #result > MAX_JSON_BYTES and '' or result
+end
+
+-- Ends an attempt and decides what becomes of its job; `cause` is a key of CAUSES. Where a part was not claimed, or did not
+-- join the others, `node` is the one of that part.
+local function settle_attempt(ref, number, reason, message, cause, failed, result, backoff_us, max_losses, node)
   if not CAUSES[cause] then error(redis.error_reply('UNKNOWNCAUSE ' .. cause)) end
+  message, failed, result = bound_end(message, failed, result)
   local key, attempt = job_key(ref), attempt_key(ref, number)
   local now = now_us()
   local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed')
+  redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
+  leave_parts(ref, number)
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))
+  redis.call('HDEL', attempt, 'link')  -- it has a secret
   if message ~= '' then redis.call('HSET', attempt, 'message', message) end
   if failed ~= '' then redis.call('HSET', attempt, 'error', failed) end
-  redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
-  redis.call('ZREM', OUTBOX_KEY, read_field(attempt, 'node') .. ' ' .. ref .. '/' .. number)
 
   local done = {'finished', int(now)}
   for field, value in pairs({error = failed, result = result}) do
@@ -63,13 +105,13 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   if made_progress(ref, number) then losses = 0 end
   redis.call('HSET', key, 'losses', losses, 'unclaimed', cause == 'unclaimed' and unclaimed + 1 or 0)
   if cause == 'stop' then
-    move(ref, 'queued', reason, REQUEUE_MESSAGES[reason], {'started', '', 'first_step', '', 'node', '', 'leased', ''})
+    move(ref, 'queued', reason, REQUEUE_MESSAGES[reason], UNPLACED)
     return enqueue(ref)
   end
   local ended = 'attempt ' .. number .. ' ended: ' .. reason .. ' (' .. message .. '); '
   if cause == 'unclaimed' then
     -- Its node is alive and did not take it, or is gone: another one should, if there is one.
-    redis.call('HSET', key, 'avoid', read_field(attempt, 'node'))
+    redis.call('HSET', key, 'avoid', node or read_field(attempt, 'node'))
     return back_off(ref, cause, unclaimed, backoff_us, ended .. 'nothing of it ran, so it is not counted')
   end
   if cause == 'user' and retries < tonumber(job[3]) then
@@ -105,7 +147,6 @@ local function cancel_job(ref)
   local attempt = redis.call('HMGET', attempt_key(ref, job[2]), 'state', 'node')
   if attempt[1] == 'leased' then
     settle_attempt(ref, job[2], 'cancelled_by_user', 'cancelled before it started', 'none', '', '', 0, 0)
-    free_devices(attempt[2], ref .. '/' .. job[2], {})
     return 'cancelled'
   end
   if job[3] == '1' then return 'again' end

@@ -1,11 +1,13 @@
 -- Devices of a node: which are free, and how they are given back.
 
--- Puts a node into, or takes it out of, the index that dispatch searches.
+-- Puts a node into, or takes it out of, the index that dispatch searches. One that lacks the box which its pool demands is
+-- not in it.
 local function refresh_node(node)
   local fields = redis.call('HMGET', node_key(node), 'pool', 'alive', 'draining', 'leaving', 'stopping')
   if not fields[1] then return end  -- never registered here, or the store was emptied since
   local index = free_nodes_key(fields[1])
-  if fields[2] == '1' and fields[3] ~= '1' and fields[4] ~= '1' and fields[5] ~= '1' then
+  local refuses = fields[3] == '1' or fields[4] == '1' or fields[5] == '1' or has_low_disk(node)
+  if fields[2] == '1' and not refuses and has_demanded_box(node, read_policy(fields[1])) then
     redis.call('ZADD', index, redis.call('ZCARD', free_devices_key(node)), node)
   else
     redis.call('ZREM', index, node)

@@ -8,7 +8,6 @@ local function requeue_unclaimed(node, reason, message)
       local ref, number = split_attempt_ref(attempt_ref)
       if read_field(attempt_key(ref, number), 'state') == 'leased' then
         settle_attempt(ref, number, reason, message, 'stop', '', '', 0, 0)
-        free_devices(node, attempt_ref, {})
       else
         live = live + 1
       end
@@ -16,6 +15,19 @@ local function requeue_unclaimed(node, reason, message)
     seen[attempt_ref] = true
   end
   return live
+end
+
+-- What an attempt says that ended because of it.
+local function low_disk_message(node) return 'a disk of node ' .. node .. ' had too little free space' end
+
+-- Notes which disk of a node is low, as JSON, or '' for none, as its worker `instance` says. While there is one, the node
+-- takes no work, and what nobody has claimed there goes back.
+local function set_low_disk(node, instance, low)
+  local was_low = has_low_disk(node)
+  if was_low or low ~= '' then redis.call('HSET', node_key(node), 'low', low, 'low_said_by', instance) end
+  if was_low == (low ~= '') then return end
+  refresh_node(node)
+  if was_low then wake_scheduler() else requeue_unclaimed(node, 'storage_low', low_disk_message(node)) end
 end
 
 -- How many seconds a node has from now until what runs there moves; '' for as long as it takes. `drain` counts how often
@@ -30,9 +42,19 @@ local function set_drain_deadline(node, seconds)
   end
 end
 
+-- Notifies the supervisors that lead the attempts of a node, also where they are on other nodes.
+local function notify_leaders(node)
+  local leaders = {[node] = true}
+  for _, attempt_ref in ipairs(redis.call('HVALS', held_devices_key(node))) do
+    local leader = redis.call('HGET', attempt_key(split_attempt_ref(attempt_ref)), 'node')
+    if leader then leaders[leader] = true end
+  end
+  for leader in pairs(leaders) do notify_supervisors(leader) end
+end
+
 -- What runs on a node goes to other nodes: supervisors see it when they read their command.
 local function evict_attempts(node)
   redis.call('HSET', node_key(node), 'moving', '1')
-  notify_supervisors(node)
+  notify_leaders(node)
   requeue_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
 end

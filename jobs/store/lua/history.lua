@@ -43,29 +43,34 @@ end
 -- Adds a line for each device of an attempt that ends. `measured` is JSON or '': by index, what the attempt's supervisor
 -- knows about a device. `fault` is that of the node, or ''.
 local function record_attempt(ref, number, reason, fault, measured)
-  local attempt = redis.call('HMGET', attempt_key(ref, number), 'node', 'leased', 'claimed')
-  local node, indexes, devices, gang = attempt[1], {}, {}, {}
-  for index in string.gmatch(attempt[2], '%d+') do indexes[#indexes + 1] = index end
-  local names = redis.call('HMGET', device_names_key(node), unpack(indexes))
-  for i, index in ipairs(indexes) do
-    if names[i] then
-      devices[#devices + 1] = {index = index, name = names[i]}
-      gang[#gang + 1] = names[i]
+  local devices, gang, leased = {}, {}, 0
+  for i, node in ipairs(nodes_of_attempt(ref, number)) do
+    local indexes = {}
+    for index in string.gmatch(redis.call('HGET', attempt_key(ref, number), part_field('leased', i - 1)), '%d+') do
+      indexes[#indexes + 1] = index
     end
+    for position, name in ipairs(redis.call('HMGET', device_names_key(node), unpack(indexes))) do
+      if name then
+        devices[#devices + 1] = {node = node, index = indexes[position], is_leaders = i == 1, name = name}
+        gang[#gang + 1] = name
+      end
+    end
+    leased = leased + #indexes
   end
   table.sort(gang)
   local digest = string.sub(redis.sha1hex(table.concat(gang, ' ')), 1, 8)
   local known = measured ~= '' and cjson.decode(measured) or {}
-  local seconds = attempt[3] and math.max(0, now_us() - tonumber(attempt[3])) / 1000000 or 0
+  local claimed = redis.call('HGET', attempt_key(ref, number), 'claimed')
+  local seconds = claimed and math.max(0, now_us() - tonumber(claimed)) / 1000000 or 0
   for _, device in ipairs(devices) do
-    local line = known[device.index] or {}
+    local line = device.is_leaders and known[device.index] or {}
     line.attempt, line.reason, line.seconds = ref .. '/' .. number, reason, seconds
-    line.peers, line.gang = #indexes - 1, digest
+    line.peers, line.gang = leased - 1, digest
     if fault ~= '' then line.error = fault end
     add_history_line(device.name, line)
     -- An attempt in which it was not slow cannot make it a suspect, only clear it.
-    if line.relative and (line.slow or redis.call('HEXISTS', suspects_key(node), device.index) == 1) then
-      judge_device(node, device.index, device.name)
+    if line.relative and (line.slow or redis.call('HEXISTS', suspects_key(device.node), device.index) == 1) then
+      judge_device(device.node, device.index, device.name)
     end
   end
 end

@@ -17,8 +17,9 @@ local FINISHED_KEY = 'sy:finished'  -- refs of jobs that have ended and are not 
 local CHANGES_KEY = 'sy:changes'    -- stream: refs of jobs as they change, the newest ten thousand or so
 local SEQUENCE_KEY = 'sy:seq'       -- counter that gives jobs their order of arrival
 
-local function queue_key(pool, devices) return 'sy:queue:' .. pool .. ':' .. devices end
+local function queue_key(pool, class) return 'sy:queue:' .. pool .. ':' .. class end
 local function queue_classes_key(pool) return 'sy:queue:' .. pool end
+local function gang_classes_key(pool) return 'sy:gangs:' .. pool end
 local function hold_key(pool) return 'sy:hold:' .. pool end
 local BACKOFF_KEY = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
 local LEASES_KEY = 'sy:leases'    -- refs of attempts that hold a lease
@@ -27,6 +28,7 @@ local LEADER_KEY = 'sy:leader'    -- the process that reaps
 
 local POOLS_KEY = 'sy:pools'
 local NODES_KEY = 'sy:nodes'
+local POLICIES_KEY = 'sy:policies'  -- policies of pools, JSON, by pool; a pool without one has the default
 local function free_nodes_key(pool) return 'sy:pool:' .. pool .. ':free' end
 local function node_sizes_key(pool) return 'sy:pool:' .. pool .. ':size' end
 local function node_key(node) return 'sy:node:' .. node end
@@ -44,6 +46,9 @@ local IDLE_BUNDLES_KEY = 'sy:idle_bundles'  -- refs of bundles that no job needs
 local function session_key(digest) return 'sy:session:' .. digest end
 local function token_key(token) return 'sy:token:' .. token end
 local function tokens_key(tenant) return 'sy:tokens:' .. tenant end
+
+local function secrets_key(tenant) return 'sy:secret:' .. tenant end
+local SECRET_TENANTS_KEY = 'sy:secret_tenants'  -- tenants that have secrets
 
 local STORAGE_KEY = 'sy:storage'  -- nonce of the storage directory
 local FORMAT_KEY = 'sy:format'    -- how these keys are laid out

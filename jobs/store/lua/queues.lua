@@ -1,20 +1,42 @@
--- Queues of the pools: one for each class of jobs that want the same number of devices.
+-- Queues of the pools: one for each class of jobs that want as many devices of as many nodes. Classes of gangs, which want
+-- several nodes, are in a set of their own: earlier versions of the service do not know them.
+
+-- The class of a job, and the set that lists it. `nodes` is false or '1' for a job of one node.
+local function class_of(pool, devices, nodes)
+  if not nodes or tonumber(nodes) == 1 then return devices, queue_classes_key(pool) end
+  return devices .. 'x' .. nodes, gang_classes_key(pool)
+end
+
+-- Devices that a class wants of each node, and how many nodes.
+local function read_class(class)
+  local devices, nodes = string.match(class, '^(%d+)x?(%d*)$')
+  return tonumber(devices), tonumber(nodes) or 1
+end
+
+local function list_classes(pool)
+  local classes = redis.call('SMEMBERS', queue_classes_key(pool))
+  for _, class in ipairs(redis.call('SMEMBERS', gang_classes_key(pool))) do classes[#classes + 1] = class end
+  return classes
+end
 
 local function enqueue(ref)
-  local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score')
-  redis.call('ZADD', queue_key(fields[1], fields[2]), fields[3], ref)
-  redis.call('SADD', queue_classes_key(fields[1]), fields[2])
+  local pool, devices, score, nodes = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score', 'nodes'))
+  local class, classes = class_of(pool, devices, nodes)
+  redis.call('ZADD', queue_key(pool, class), score, ref)
+  redis.call('SADD', classes, class)
   -- While no node has room, only what frees devices can make a dispatch worth its while, and that wakes by itself.
-  local room = redis.call('ZREVRANGE', free_nodes_key(fields[1]), 0, 0, 'WITHSCORES')
-  if tonumber(room[2] or 0) >= tonumber(fields[2]) then wake_scheduler() end
+  local last = tonumber(nodes or 1) - 1
+  local room = redis.call('ZREVRANGE', free_nodes_key(pool), last, last, 'WITHSCORES')
+  if tonumber(room[2] or 0) >= tonumber(devices) then wake_scheduler() end
 end
 
 local function dequeue(ref)
-  local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices')
-  local key = queue_key(fields[1], fields[2])
+  local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes')
+  local class, classes = class_of(unpack(fields))
+  local key = queue_key(fields[1], class)
   redis.call('ZREM', key, ref)
   redis.call('ZREM', BACKOFF_KEY, ref)
-  if redis.call('EXISTS', key) == 0 then redis.call('SREM', queue_classes_key(fields[1]), fields[2]) end
+  if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
   local hold = hold_key(fields[1])
   if read_field(hold, 'ref') == ref then redis.call('DEL', hold) end
 end
@@ -22,11 +44,14 @@ end
 local MAX_BACKOFF_US = 600 * 1000000  -- a due time further ahead than this means that the clock was set back
 local MAX_DOUBLINGS = 8  -- so that jitter is left of the longest waits
 
+-- What a job that waits does not have any more of its last attempt.
+local UNPLACED = {'started', '', 'first_step', '', 'node', '', 'leased', '', 'followers', ''}
+
 -- A job waits before it may start again; `before` is how often it did so before, for the same cause.
 local function back_off(ref, cause, before, backoff_us, message)
   local wait = math.min(backoff_us * CAUSES[cause].growth ^ math.min(before, MAX_DOUBLINGS), MAX_BACKOFF_US)
   local due = int(now_us() + wait)
-  move(ref, 'queued', 'backing_off', message, {'started', '', 'first_step', '', 'node', '', 'leased', '', 'retry_at', due})
+  move(ref, 'queued', 'backing_off', message, {'retry_at', due, unpack(UNPLACED)})
   redis.call('ZADD', BACKOFF_KEY, due, ref)
 end
 
@@ -42,28 +67,40 @@ local function sum_of_scores(key, members)
   return sum
 end
 
--- What room the nodes of a pool have that take work: {free devices, largest gap, nodes, devices in all}
+-- Whether a node has said that a disk of it has less free space than the service keeps for itself. It counts for the worker
+-- that said it: one of an earlier version, which came in its place, says nothing.
+local function has_low_disk(node)
+  local found = redis.call('HMGET', node_key(node), 'low', 'low_said_by', 'instance')
+  return (found[1] or '') ~= '' and found[2] == found[3]
+end
+
+-- What room the nodes of a pool have that take work: {free devices, largest gap, nodes, devices in all}, and how many
+-- nodes take none because a disk of theirs is low.
 local function pool_room(pool)
   local free, size = free_nodes_key(pool), node_sizes_key(pool)
   local nodes, all = redis.call('ZCARD', free), redis.call('ZCARD', size)
-  local total = sum_of_scores(size, all)
+  local total, low = sum_of_scores(size, all), 0
   if nodes < all then
-    for _, node in ipairs(redis.call('ZDIFF', 2, size, free)) do total = total - redis.call('ZSCORE', size, node) end
+    for _, node in ipairs(redis.call('ZDIFF', 2, size, free)) do
+      total = total - redis.call('ZSCORE', size, node)
+      if read_field(node_key(node), 'alive') == '1' and has_low_disk(node) then low = low + 1 end
+    end
   end
   local largest = redis.call('ZREVRANGE', free, 0, 0, 'WITHSCORES')[2]
-  return {sum_of_scores(free, nodes), tonumber(largest or 0), nodes, total}
+  return {sum_of_scores(free, nodes), tonumber(largest or 0), nodes, total, low}
 end
 
 -- How many jobs of a pool come before the one with a score.
 local function jobs_ahead(pool, score)
   local ahead = 0
-  for _, devices in ipairs(redis.call('SMEMBERS', queue_classes_key(pool))) do
-    ahead = ahead + redis.call('ZCOUNT', queue_key(pool, devices), '-inf', '(' .. score)
+  for _, class in ipairs(list_classes(pool)) do
+    ahead = ahead + redis.call('ZCOUNT', queue_key(pool, class), '-inf', '(' .. score)
   end
   return ahead
 end
 
--- What the queue of a job looks like if it waits there, as several values: ahead, free, largest gap, live nodes, total.
+-- What the queue of a job looks like if it waits there, as several values: ahead, free, largest gap, live nodes, total,
+-- nodes whose disk is low.
 local function queue_view(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'pool', 'score')
   if job[1] == 'queued' then return jobs_ahead(job[2], job[3]), unpack(pool_room(job[2])) end

@@ -18,3 +18,11 @@ end
 
 -- A field of a hash; '' where there is none.
 local function read_field(key, field) return redis.call('HGET', key, field) or '' end
+
+-- A text of at most so many bytes that ends with a whole character.
+local function cut_text(text, bytes)
+  if #text <= bytes then return text end
+  local last = bytes
+  while last > 0 and math.floor(text:byte(last + 1) / 64) == 2 do last = last - 1 end
+  return text:sub(1, last)
+end

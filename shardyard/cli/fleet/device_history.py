@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from shardyard import formatting
-from shardyard.cli.common import make_table
+from shardyard.cli.common import make_console, make_table
 
 if TYPE_CHECKING:
-    from shardyard.contract.responses import DeviceHistory, DeviceHistoryLine, NodeView
+    from shardyard.contract.fleet import DeviceHistory, DeviceHistoryLine, NodeView
 
 
 def suspicion_lines(nodes: Iterable["NodeView"]) -> Iterator[str]:
@@ -25,7 +24,8 @@ def suspicion_lines(nodes: Iterable["NodeView"]) -> Iterator[str]:
                 )
 
 
-def print_device_history(history: "DeviceHistory", out: Console) -> None:
+def print_device_history(history: "DeviceHistory") -> None:
+    out = make_console()
     where = f"{history.node} {history.label}" if history.node else history.id
     what = ", ".join(part for part in (history.name, history.state or "on no node at present") if part)
     out.print(f"{where} ({what})", soft_wrap=True)

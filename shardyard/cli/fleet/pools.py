@@ -1,21 +1,34 @@
 """Commands about pools, nodes and devices."""
 
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from shardyard import formatting
-from shardyard.cli.common import AsJson, Commands, Token, Url, connect_client, make_console, make_table, print_json
+from shardyard.cli.common import (
+    AsJson,
+    Commands,
+    Token,
+    Url,
+    connect_client,
+    make_console,
+    make_table,
+    parse_seconds,
+    print_answer,
+    print_json,
+)
+from shardyard.cli.fleet.boxes import level_text, rights_table, unboxed_lines
 from shardyard.cli.fleet.device_history import print_device_history, suspicion_lines
+from shardyard.cli.fleet.node_pairs import test_nodes
 from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.contract.responses import NodeView
+    from shardyard.contract.fleet import NodeView, PoolView
 
 NodeId = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's id from `shardyard nodes`.", show_default=False)
@@ -24,24 +37,25 @@ DeviceName = Annotated[
     str, typer.Argument(metavar="DEVICE", help="Its name, such as cuda:3, or its index.", show_default=False)
 ]
 WAIT_SECONDS = 1.0
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def pools_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List pools: their devices, how many are free, and how many jobs wait."""
+    """List pools: their devices, how many are free, how many jobs wait, and their policies."""
     from shardyard.client import endpoints
 
-    with connect_client(url, token) as client:
-        if as_json:
-            return print_json(client.json(endpoints.list_pools()))
-        found = client.pools()
+    print_answer(endpoints.list_pools(), lambda found: _print_pools(found.pools), url, token, as_json)
+
+
+def _print_pools(pools: "list[PoolView]") -> None:
     columns = ("devices", "free", "leased", "quarantined", "queued")
-    listing = make_table("POOL", *(f"#{column.upper()}" for column in columns), "#NODES UP")
-    for pool in found:
+    listing = make_table("POOL", *(f"#{column.upper()}" for column in columns), "#NODES UP", "BOX", "NETWORK")
+    for pool in pools:
         up = f"{pool.live_nodes} of {pool.nodes}"
-        listing.add_row(pool.name, *(str(getattr(pool, column)) for column in columns), up)
-    return make_console().print(listing if found else "no pools: no worker has registered yet")
+        listing.add_row(pool.name, *(str(getattr(pool, column)) for column in columns), up, pool.box, pool.network)
+    out = make_console()
+    out.print(listing if pools else "no pools: no worker has registered yet")
+    for line in unboxed_lines(pools):
+        out.print(line, soft_wrap=True)
 
 
 def nodes_command(
@@ -53,37 +67,72 @@ def nodes_command(
             show_default=False,
         ),
     ] = None,
+    box: Annotated[
+        bool, typer.Option("--box", help="Show of each node what its box gives a job, and why it lacks the rest.")
+    ] = False,
+    test: Annotated[
+        bool,
+        typer.Option("--test", help="Measure latency and bandwidth between the nodes of a pool, by a job on them."),
+    ] = False,
+    pool: Annotated[str | None, typer.Option(help="Of --test: the pool. Default: default.", show_default=False)] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List nodes, their health and the jobs on their devices. Devices that were slow lately are named.
+    """List nodes, their health, the box that they put around jobs, and the jobs on their devices. Devices that were
+    slow lately are named.
 
     shardyard nodes --history host-a:cuda:3    how fast it was beside its peers, and how its attempts ended
+
+    shardyard nodes --box    what a job has for itself on each node
+
+    shardyard nodes --test --pool a100    whether its nodes reach each other, and how fast
     """
     from shardyard.client import endpoints
 
-    with connect_client(url, token) as client:
-        if history is not None:
-            if as_json:
-                return print_json(client.json(endpoints.get_device_history(history)))
-            return print_device_history(client.device_history(history), make_console())
-        if as_json:
-            return print_json(client.json(endpoints.list_nodes()))
-        found = client.nodes()
-    listing = make_table("NODE", "POOL", "STATE", "DEVICES", "FREE", "LEASED", "QUARANTINED")
-    for node in found:
-        labels = [device.label for device in node.devices]
-        by_state = [
-            formatting.device_names(device.label for device in node.devices if device.state == state)
-            for state in ("free", "leased", "quarantined")
-        ]
-        listing.add_row(node.id, node.pool, _node_state(node), formatting.device_names(labels), *by_state)
+    if pool is not None and not test:
+        raise InvalidRequest("--pool says whose nodes are measured; add --test")
+    if test:
+        return test_nodes(pool or "default", url, token, as_json=as_json)
+    if history is not None:
+        return print_answer(endpoints.get_device_history(history), print_device_history, url, token, as_json)
+    return print_answer(endpoints.list_nodes(), lambda found: _print_nodes(found.nodes, box), url, token, as_json)
+
+
+def _print_nodes(nodes: "list[NodeView]", box: bool) -> None:
     out = make_console()
-    out.print(listing if found else "no nodes: no worker has registered yet")
-    for line in [*_quarantine_lines(found), *suspicion_lines(found)]:
+    if box and nodes:
+        return out.print(rights_table(nodes))
+    out.print(_node_table(nodes) if nodes else "no nodes: no worker has registered yet")
+    for line in [*_low_disk_lines(nodes), *_quarantine_lines(nodes), *suspicion_lines(nodes)]:
         out.print(line, soft_wrap=True)
     return None
+
+
+def _node_table(nodes: "list[NodeView]") -> Table:
+    """A line for each node. What only some services have has a column only there."""
+    columns: dict[str, Callable[[NodeView], str | Text]] = {
+        "NODE": lambda node: node.id,
+        "POOL": lambda node: node.pool,
+        "STATE": _node_state,
+        "BOX": lambda node: level_text(node.box.level),
+        "DEVICES": lambda node: formatting.device_names(device.label for device in node.devices),
+        "FREE": lambda node: _devices_in(node, "free"),
+        "LEASED": lambda node: _devices_in(node, "leased"),
+        "QUARANTINED": lambda node: _devices_in(node, "quarantined"),
+    }
+    if any(node.virtual for node in nodes):
+        columns["HOST"] = lambda node: f"{node.host} (virtual)" if node.virtual else node.host
+    if any(node.topology for node in nodes):
+        columns["TOPOLOGY"] = lambda node: node.topology or "-"
+    listing = make_table(*columns)
+    for node in nodes:
+        listing.add_row(*(show_column(node) for show_column in columns.values()))
+    return listing
+
+
+def _devices_in(node: "NodeView", state: str) -> str:
+    return formatting.device_names(device.label for device in node.devices if device.state == state)
 
 
 def drain_command(
@@ -113,7 +162,7 @@ def drain_command(
     """
     from shardyard.client import endpoints
 
-    seconds = None if deadline is None else _parse_seconds(deadline)
+    seconds = None if deadline is None else parse_seconds(deadline, "--deadline")
     with connect_client(url, token) as client:
         if as_json and not wait:
             return print_json(client.json(endpoints.drain_node(node, deadline_seconds=seconds)))
@@ -136,11 +185,7 @@ def undrain_command(node: NodeId, url: Url = None, token: Token = None, as_json:
     """Cancel the drain of a node: it gets work again."""
     from shardyard.client import endpoints
 
-    with connect_client(url, token) as client:
-        if as_json:
-            return print_json(client.json(endpoints.undrain_node(node)))
-        client.undrain(node)
-    return print(f"{node} takes work")
+    print_answer(endpoints.undrain_node(node), lambda _: print(f"{node} takes work"), url, token, as_json)
 
 
 def quarantine_command(
@@ -185,8 +230,21 @@ def _node_state(node: "NodeView") -> Text:
     if not node.alive:
         return Text("down", "red")
     if not node.stopping and not node.draining:
-        return Text("up", "green")
+        why = "unboxed" if node.unboxed else "disk low" if node.low_disk is not None else ""
+        return Text(why, "yellow") if why else Text("up", "green")
     return Text(f"{'stopping' if node.stopping else 'draining'}{_remaining_work(node)}", "yellow")
+
+
+def _low_disk_lines(nodes: Iterable["NodeView"]) -> Iterator[str]:
+    """Why nodes take no work until there is room."""
+    for node in nodes:
+        disk = node.low_disk
+        if disk is None:
+            continue
+        left, reserve = formatting.byte_count(disk.free_bytes), formatting.byte_count(disk.reserve_bytes)
+        if disk.lacks_files:
+            left, reserve = f"{disk.free_files:,} files", f"{disk.reserve_files:,}"
+        yield f"{node.id} takes no work: the disk of its {disk.name} has {left} left, and the service keeps {reserve}"
 
 
 def _quarantine_lines(nodes: Iterable["NodeView"]) -> Iterator[str]:
@@ -204,14 +262,6 @@ def _remaining_work(node: "NodeView") -> str:
         return ", empty"
     until = f" until {formatting.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
     return f", {formatting.count_noun(node.attempts, 'attempt')} left{until}"
-
-
-def _parse_seconds(given: str) -> float:
-    """The seconds of a duration such as 10m. Raises InvalidRequest."""
-    match = _TIME.fullmatch(given.strip())
-    if match is None:
-        raise InvalidRequest(f"--deadline {given!r} is not a time; write seconds, or 90s, 10m, 2h, 1d")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def _device_index(client: "Client", node: str, device: str) -> int:

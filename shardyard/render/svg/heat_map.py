@@ -98,7 +98,7 @@ def _map_description(report: Report, found: MapGrid) -> str:
 def _draw_heading(report: Report, by: By, name: str, pad: float, room: float) -> tuple[Markup, float]:
     y = pad + 16
     shown = fit_text(name or f"job {report.job_id}", 17.5, room)
-    parts = [label_text(f"\u2068{shown}\u2069", pad, y, "name")]
+    parts = [label_text(shown, pad, y, "name")]
     for words in wrap_text(f"{MEASURES[by][0]}: {what_it_is(report)}", 12, room, 2):
         y += 18
         parts.append(label_text(words, pad, y, "muted"))

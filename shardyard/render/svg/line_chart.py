@@ -53,7 +53,7 @@ def draw_curves(curves: Sequence[MetricCurve], frame: PictureFrame) -> Markup:
         along = (step - first) / (last - first) if last > first else 0.5
         return _LEFT + along * (right - _LEFT), bottom - (value - low) / (high - low) * (bottom - _TOP)
 
-    parts = [label_text(f"\u2068{fit_text(curves[0].name, 13, _WIDE - 8)}\u2069", 2, 13, "strong")]
+    parts = [label_text(fit_text(curves[0].name, 13, _WIDE - 8), 2, 13, "strong")]
     for tick in ticks:
         _, y = at(first, tick)
         parts.append(element("line", class_="rule", x1=_LEFT, x2=right, y1=y, y2=y))

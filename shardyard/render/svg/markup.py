@@ -1,12 +1,14 @@
 """Elements of XML and HTML as strings. All text and attributes are escaped.
 
 Names, labels and notes are untrusted: control characters, which XML forbids, and marks that change the writing
-direction are removed. The result is both well-formed XML and valid HTML.
+direction are written out. The result is both well-formed XML and valid HTML.
 """
 
 import unicodedata
 from collections.abc import Iterable
 from typing import Final
+
+from shardyard.contract.plain_text import escape_unsafe
 
 
 class Markup(str):
@@ -15,10 +17,6 @@ class Markup(str):
     __slots__ = ()
 
 
-_TURNING: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_KEPT: Final = frozenset("\t\n")
-#: Control characters, halves of surrogate pairs, line and paragraph separators.
-_FORBIDDEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 
 #: HTML has no end tag for these, and needs one for all others, empty or not.
@@ -26,10 +24,11 @@ _VOID: Final = frozenset({"meta", "input", "rect", "line", "path"})
 
 
 def clean_text(words: str) -> str:
-    """Text without control characters and marks that change the writing direction."""
+    """Text in which control characters and marks that change the writing direction are written out (`\\u202e`), and
+    which has no code points that XML forbids."""
     if words.isascii() and words.isprintable():
         return words
-    return "".join(letter for letter in words if _is_shown(letter))
+    return "".join(letter for letter in escape_unsafe(words, keep="\t\n") if not _is_no_character(ord(letter)))
 
 
 def escape_text(words: str) -> Markup:
@@ -66,13 +65,8 @@ def _attribute_text(given: dict[str, str | float | bool | None]) -> Iterable[str
         yield f' {shown}="{words}"'
 
 
-def _is_shown(letter: str) -> bool:
-    if letter in _KEPT:
-        return True
-    point = ord(letter)
-    if letter in _TURNING or point & 0xFFFE == 0xFFFE or 0xFDD0 <= point <= 0xFDEF:
-        return False
-    return unicodedata.category(letter) not in _FORBIDDEN
+def _is_no_character(point: int) -> bool:
+    return point & 0xFFFE == 0xFFFE or 0xFDD0 <= point <= 0xFDEF
 
 
 # -- how wide text is ------------------------------------------------------------------------------

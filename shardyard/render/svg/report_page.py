@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from shardyard.contract.report import (
     DeviceMeasures,
     Finding,
+    NodeMeasures,
     Report,
     ReportDevice,
     Timing,
     describe_cost,
     fields_by_reason,
+    time_parts,
 )
 from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_remarks
 from shardyard.render.svg import bar_chart, line_chart
@@ -32,6 +34,7 @@ from shardyard.render.text_tables import (
     format_bytes,
     format_count,
     format_flop,
+    format_indexes,
     format_measure,
     format_share,
 )
@@ -72,6 +75,7 @@ def report_page(report: Report, about: ReportContext = NOTHING, by: By = "rows")
         _maps_section(report, about, by),
         _more_findings(report),
         _balance_tiles(report),
+        _nodes_section(report),
         _devices_section(report, about),
         *_bar_sections(report, about),
         _hardware_section(report),
@@ -269,6 +273,40 @@ def _balance_tile(report: Report, name: str, value: str, path: str) -> Markup:
     else:
         shown = element("dd", value)
     return element("div", element("dt", name), shown)
+
+
+def _nodes_section(report: Report) -> Markup | None:
+    """What each node's devices got and cost together, where there are several nodes."""
+    if not report.per_node:
+        return None
+    names = ("devices", "rows", "share", "steps", "wall", "data wait", "work", "communication", "slowest device")
+    head = [_head_cell("node"), *(_head_cell(name, "n") for name in names)]
+    rows = [
+        element("tr", _body_cell(node.node), *(_body_cell(words, "n") for words in _node_cells(node)))
+        for node in report.per_node[:MAX_TABLE]
+    ]
+    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
+    more, slowest = len(report.per_node) - len(rows), report.balance.slowest_node
+    return page_section(
+        "Nodes",
+        element("p", "The others wait most for ", element("b", slowest, dir="auto"), ".") if slowest else None,
+        element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Nodes"),
+        element("p", f"and {more:,} more nodes", class_="muted") if more > 0 else None,
+    )
+
+
+def _node_cells(node: NodeMeasures) -> Iterator[str]:
+    parts = time_parts(node)
+    whole = node.wall_ms or sum(parts.values())
+    work = [parts[name] for name in ("forward_ms", "backward_ms", "optimizer_ms") if name in parts]
+    times = parts.get("data_wait_ms"), sum(work) if work else None, parts.get("comm_ms")
+    yield format_indexes(node.devices)
+    yield format_count(node.rows)
+    yield format_share(node.share)
+    yield format_count(node.steps)
+    yield DASH if node.wall_ms is None else f"{format_measure(node.wall_ms / 1000)} s"
+    yield from (DASH if time is None or not whole else f"{time / whole:.0%}" for time in times)
+    yield format_count(node.slowest_device)
 
 
 def _devices_section(report: Report, about: ReportContext) -> Markup:

@@ -1,7 +1,7 @@
 // What each device got and cost in numbers, and its peak memory as a bar: the output device's is longer.
 
-import type { Rates, Report } from "../api";
-import { bytes, count, flopRate, number, percent } from "../format";
+import type { NodeMeasures, Rates, Report } from "../api";
+import { bytes, count, flopRate, ms, number, percent } from "../format";
 import { IDLE, OUTPUT, SLOW, slowDevice } from "../marks";
 
 const RATES: [keyof Rates, string, (value: number | null | undefined) => string][] = [
@@ -22,6 +22,21 @@ function together(report: Report): string {
   return words.filter(Boolean).join(", ");
 }
 
+/** What a node's devices got and waited for together: "6,400 rows (50 %), wall time 13 s, 2 % waiting for data". */
+function nodeFacts(node: NodeMeasures): string {
+  const part = (took: number | null | undefined) => took != null && node.wall_ms ? percent(took / node.wall_ms) : null;
+  const waited = part(node.data_wait_ms);
+  const communicated = part(node.comm_ms);
+  const words = [
+    node.rows != null && `${count(node.rows)} rows (${percent(node.share)})`,
+    node.wall_ms != null && `wall time ${ms(node.wall_ms)}`,
+    waited && `${waited} waiting for data`,
+    communicated && `${communicated} in communication`,
+    node.slowest_device != null && node.devices.length > 1 && `slowest device ${node.slowest_device}`,
+  ];
+  return words.filter(Boolean).join(", ");
+}
+
 export function DeviceTable(props: { report: Report; outputDevice: number | null }) {
   const { report } = props;
   const slow = slowDevice(report);
@@ -31,15 +46,27 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
   const measured = peaks.some((peak) => peak != null);
   const rates = RATES.filter(([field]) => report.per_device.some((one) => one[field] != null));
   const rated = together(report);
+  const leased = new Map(report.devices.map((one) => [one.device, one]));
+  const nodes = new Set(report.devices.map((one) => one.node));
+  const ofNodes = new Map((report.per_node ?? []).map((one) => [one.node, nodeFacts(one)]));
+  const columns = 6 + rates.length + Number(measured);
   return (
     <>
       <h2>Devices {rated && <small>{rated} together </small>}{skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
       <div class="scroll devices" tabIndex={0} role="group" aria-label="Devices in numbers"><table>
         <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{rates.map(([field, title]) => <th key={field} class="n" scope="col">{title}</th>)}{measured && <th scope="col">Peak memory</th>}</tr></thead>
         <tbody>
-          {report.per_device.map((one) => {
-            const device = report.devices.find((found) => found.device === one.device);
-            return (
+          {report.per_device.map((one, n) => {
+            const device = leased.get(one.device);
+            const before = leased.get(report.per_device[n - 1]?.device ?? -1);
+            return [
+              nodes.size > 1 && device && device.node !== before?.node && (
+                <tr key={`of ${device.node}`} class="of-node"><th colSpan={columns} scope="rowgroup">
+                  <bdi>{device.node}</bdi>
+                  {report.balance.slowest_node === device.node && <> <span class="mark slow">slowest node</span></>}
+                  {ofNodes.has(device.node) && <> <small class="muted">{ofNodes.get(device.node)}</small></>}
+                </th></tr>
+              ),
               <tr key={one.device}>
                 <td title={device?.name}>
                   {one.device} <span class="muted">{device && device.id.length <= 8 ? device.id : device?.name}{device ? `, rank ${device.rank}` : ""}</span>
@@ -56,8 +83,8 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
                     <span class="small">{bytes(one.memory_peak_bytes)}{device?.memory_total_bytes ? <span class="muted"> of {bytes(device.memory_total_bytes)}</span> : null}</span>
                   </td>
                 )}
-              </tr>
-            );
+              </tr>,
+            ];
           })}
         </tbody>
       </table></div>

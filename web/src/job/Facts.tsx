@@ -4,6 +4,8 @@ import { ENDED, type JobStatus, type LogPage, get } from "../api";
 import { between, clock, count, duration } from "../format";
 import { Link } from "../router";
 
+const NETWORKS: Record<string, string> = { none: "none: its own loopback only", host: "the node's" };
+
 export function Facts(props: { job: JobStatus }) {
   const { job } = props;
   const facts: [string, string][] = [
@@ -12,6 +14,7 @@ export function Facts(props: { job: JobStatus }) {
     ["submitted", clock(job.created_at)],
     ["first step", job.first_step_at ? `${clock(job.first_step_at)}, ${duration(between(job.created_at, job.first_step_at, 0))} after it was submitted` : "–"],
     ["start", job.start],
+    ["network", job.network ? NETWORKS[job.network] ?? job.network : "–"],
     ["retries", `${job.retries} of ${job.max_retries}${job.losses ? `; ${job.losses} lost to failures of the service` : ""}`],
     ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
   ];

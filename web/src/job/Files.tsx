@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { get } from "../api";
+import { getAsItIs, show } from "../api";
 import { bytes, clock, plural } from "../format";
 
 interface File {
@@ -22,7 +22,7 @@ const HEADINGS: Record<string, string> = { file: "Your files", checkpoint: "Chec
 export function Files(props: { id: string; state: string; profiles?: number }) {
   const [found, setFound] = useState<Found | null>(null);
   useEffect(() => {
-    get<Found>(`/v1/jobs/${props.id}/artifacts`).then(setFound, () => setFound(NOTHING));
+    getAsItIs<Found>(`/v1/jobs/${props.id}/artifacts`).then(setFound, () => setFound(NOTHING));
   }, [props.id, props.state, props.profiles]);
   const files = found?.artifacts ?? [];
   const kinds = [...new Set([...Object.keys(HEADINGS), ...files.map((file) => file.kind)])];
@@ -33,7 +33,7 @@ export function Files(props: { id: string; state: string; profiles?: number }) {
         <p class="muted">No files of your own. What a script writes into its working directory is kept when it ends.</p>
       )}
       {kinds.map((kind) => <Group key={kind} id={props.id} kind={kind} files={files.filter((file) => file.kind === kind)} />)}
-      {found?.left_out?.map((group) => <p key={group.reason} class="muted left-out"><bdi>{group.message}</bdi></p>)}
+      {found?.left_out?.map((group) => <p key={group.reason} class="muted left-out"><bdi>{show(group.message)}</bdi></p>)}
     </>
   );
 }
@@ -47,7 +47,7 @@ function Group(props: { id: string; kind: string; files: File[] }) {
       <div class="scroll files" tabIndex={0} role="group" aria-label={heading}><table><tbody>
         {props.files.slice(0, SHOWN).map((file) => (
           <tr key={file.path}>
-            <td class="name"><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{file.path}</bdi></a></td>
+            <td class="name"><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{show(file.path)}</bdi></a></td>
             <td class="n">{bytes(file.bytes)}</td><td class="muted">{clock(file.modified_at)}</td>
           </tr>
         ))}

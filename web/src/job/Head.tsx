@@ -1,6 +1,6 @@
 import { ENDED, type JobStatus, call, may, post } from "../api";
 import { useClock } from "../clock";
-import { between, clock, count, duration, number } from "../format";
+import { asked, between, clock, count, duration, leader, number } from "../format";
 import { ProgressBar, StateMark, WhyText } from "../parts/State";
 import { Link, go } from "../router";
 import { attempt } from "../toast";
@@ -21,7 +21,7 @@ export function Head(props: { job: JobStatus; live: boolean }) {
         <Actions job={job} running={running} />
       </div>
       <div class="row muted">
-        <span>{job.strategy} on {job.devices} {where ? `(${shortened(where.devices)} of ${where.node})` : `in pool ${job.pool}`}</span>
+        <span>{job.strategy} on {asked(job)} {where ? (job.nodes > 1 ? `(${leader(job.placement)})` : `(${shortened(where.devices)} of ${where.node})`) : `in pool ${job.pool}`}</span>
         {job.queue_position != null && <span>place {job.queue_position} in the queue</span>}
         {job.attempt > 1 && <span>attempt {job.attempt}</span>}
         {job.started_at && <span>{running ? "running for" : "took"} {duration(between(job.started_at, job.finished_at, now))}</span>}

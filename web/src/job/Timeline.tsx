@@ -2,7 +2,7 @@
 
 import type { Attempt, JobStatus } from "../api";
 import { useClock } from "../clock";
-import { between, clock, count, duration } from "../format";
+import { between, clock, count, duration, leader } from "../format";
 
 /** Attempts that are drawn: the newest. */
 const SHOWN = 12;
@@ -38,8 +38,9 @@ export function Timeline(props: { attempts: Attempt[]; job: JobStatus }) {
                 <b>{one.attempt}</b>
                 <span class={outcome(one)}>{one.reason ? one.reason.code.replaceAll("_", " ") : "now"}</span>
                 <span class="muted">
-                  {one.placement[0]?.node} · {one.started_at ? `ran ${duration(between(one.started_at, one.ended_at, now))}` : "did not start"}
+                  {leader(one.placement)} · {one.started_at ? `ran ${duration(between(one.started_at, one.ended_at, now))}` : "did not start"}
                   {one.resumed_from ? ` · from step ${count(one.resumed_from.step)} of attempt ${one.resumed_from.attempt}` : (n || one.attempt > 1) && !ofScript(job) ? " · from the beginning" : ""}
+                  {one.network === "none" ? " · no network" : ""}
                 </span>
               </div>
               <div class="track" role="img" aria-label={parts.map((part) => `${part.kind} ${duration((part.to - part.from) / 1000)}`).join(", ")}>

@@ -1,6 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { type JobStatus, type JobSummary, Problem, type Report, get } from "../api";
+import { asked } from "../format";
 import { type Diff, DiffTable } from "../parts/DiffTable";
 import { Bars, scaleOf } from "../parts/Bars";
 import { largest, type By } from "../parts/measures";
@@ -71,7 +72,7 @@ function Choice(props: { title: string; id: string; recent: JobSummary[]; choose
       <select value={id} onChange={(event) => props.choose(event.currentTarget.value)}>
         <option value="">choose a job</option>
         {id && !recent.some((job) => job.id === id) && <option value={id}>{id}</option>}
-        {recent.map((job) => <option key={job.id} value={job.id}>{job.name.slice(0, 60)} ({job.strategy} on {job.devices}, {job.state})</option>)}
+        {recent.map((job) => <option key={job.id} value={job.id}>{job.name.slice(0, 60)} ({job.strategy} on {asked(job)}, {job.state})</option>)}
       </select>
     </label>
   );
@@ -81,7 +82,7 @@ function SideOf(props: { side: Side; by: By; most: number | null; scale: { times
   const { job, report } = props.side;
   return (
     <>
-      <p class="row"><Link to={`/jobs/${job.id}`} class="name"><bdi>{job.name}</bdi></Link><StateMark state={job.state} /><span class="muted">{job.strategy} on {job.devices}</span></p>
+      <p class="row"><Link to={`/jobs/${job.id}`} class="name"><bdi>{job.name}</bdi></Link><StateMark state={job.state} /><span class="muted">{job.strategy} on {asked(job)}</span></p>
       {report ? (
         <>
           <SplitMap report={report} outputDevice={outputDevice(job)} by={props.by} most={props.most} />

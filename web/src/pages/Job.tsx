@@ -8,6 +8,7 @@ import { Files } from "../job/Files";
 import { Hardware } from "../job/Hardware";
 import { Head } from "../job/Head";
 import { Logs } from "../job/Logs";
+import { Places } from "../job/Places";
 import { Profiles } from "../job/Profiles";
 import { Timeline } from "../job/Timeline";
 import { useJob } from "../job/watch";
@@ -24,7 +25,7 @@ export function JobPage(props: { id: string }) {
   const [profiled, setProfiled] = useState(0);
   const { job, attempts, report, problem, live, deleted, feed } = useJob(props.id, chosen);
   useEffect(() => {
-    if (job && !chosen) setChosen(Array.from({ length: Math.min(job.devices, LOGS) }, (_, device) => device));
+    if (job && !chosen) setChosen(Array.from({ length: Math.min(job.devices * job.nodes, LOGS) }, (_, device) => device));
   }, [job]);
   useEffect(() => {
     document.title = job ? `${job.name}: ${job.state}` : "Shardyard";
@@ -45,7 +46,7 @@ export function JobPage(props: { id: string }) {
   );
   const attempt = job?.attempt ?? 0;
   const curves = useMemo(() => <section class="panel"><Curves id={props.id} attempt={attempt} feed={feed} running={running} /></section>, [props.id, attempt, running]);
-  const devices = job?.devices ?? 0;
+  const devices = job ? job.devices * job.nodes : 0;
   const script = job != null && isScript(job);
   const logs = useMemo(
     () => attempt > 0 && chosen && (
@@ -69,6 +70,7 @@ export function JobPage(props: { id: string }) {
           {costs}
         </div>
         <div>
+          <Places job={job} />
           {curves}
           {attempt > 0 && <Hardware id={props.id} attempt={attempt} running={running} devices={devices} />}
           <section class="panel"><Timeline attempts={attempts} job={job} /></section>

@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ENDED, type JobSummary, type ListedJob, Problem, get, may, post } from "../api";
 import { useClock } from "../clock";
-import { between, clock, count, duration, plural } from "../format";
+import { asked, between, clock, count, duration, leader, plural } from "../format";
 import { remove, resubmit } from "../job/Head";
 import { follow } from "../live";
 import { ProgressBar, StateMark, WhyText } from "../parts/State";
@@ -81,7 +81,7 @@ function Row(props: { job: ListedJob; now: number; gone: () => void }) {
         {!ended && job.state !== "queued" && <ProgressBar progress={job.progress ?? null} running />}
         {job.queue_position != null && <span>place {count(job.queue_position)} in the queue</span>}
       </td>
-      <td>{job.strategy} on {job.devices}<div class="muted small">{job.placement[0]?.node ?? job.pool}</div></td>
+      <td>{job.strategy} on {asked(job)}<div class="muted small">{leader(job.placement) ?? job.pool}</div></td>
       <td title={job.created_at}>{clock(job.created_at)}</td>
       <td class="n">{duration(between(job.started_at, job.finished_at, props.now))}</td>
       <td class="does">

@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Device, type ListedJob, type NodeView, type Pool, Problem, call, get, may, me } from "../api";
+import { type Box, type Device, type ListedJob, type LowDisk, type NodeView, type Pool, Problem, call, get, may, me } from "../api";
 import { bytes, clock, plural } from "../format";
 import { follow } from "../live";
 import { Link } from "../router";
@@ -73,7 +73,7 @@ function PoolPart(props: { pool: Pool; sight: Sight; look: () => Promise<void> }
       <div class="row">
         <h2><bdi>{pool.name}</bdi></h2>
         <span class="muted">
-          {pool.leased} of {plural(pool.devices, "device")} in use, {pool.free} free{pool.quarantined ? `, ${pool.quarantined} in quarantine` : ""} · {pool.live_nodes} of {plural(pool.nodes, "node")} alive
+          {pool.leased} of {plural(pool.devices, "device")} in use, {pool.free} free{pool.quarantined ? `, ${pool.quarantined} in quarantine` : ""} · {pool.live_nodes} of {plural(pool.nodes, "node")} alive{policyWords(pool)}
         </span>
       </div>
       <progress max={Math.max(pool.devices, 1)} value={pool.leased} aria-label={`${pool.leased} of ${pool.devices} devices in use`} />
@@ -106,11 +106,12 @@ function NodePart(props: { node: NodeView; sight: Sight; look: () => Promise<voi
     <div class="node">
       <div class="row">
         <b><bdi>{node.id}</bdi></b>
-        <span class={node.alive && !node.draining ? "state running still" : "state cancelled"}>{standing(node)}</span>
-        <span class="muted">{plural(node.cores, "core")} · version {node.version}{node.attempts ? ` · ${plural(node.attempts, "attempt")} here` : ""}</span>
+        <span class={node.alive && !node.draining && !node.unboxed && !node.low_disk ? "state running still" : "state cancelled"}>{standing(node)}</span>
+        <span class="muted">{node.virtual ? `virtual, on ${node.host} · ` : ""}{node.topology ? `${node.topology} · ` : ""}{plural(node.cores, "core")} · version {node.version}{node.attempts ? ` · ${plural(node.attempts, "attempt")} here` : ""}</span>
         {operator && (node.draining ? <button onClick={() => act("DELETE", `${path}/drain`)}>Take work again</button> : <Drain drain={(body) => act("POST", `${path}/drain`, body)} />)}
         {operator && !node.alive && <button class="risky" onClick={() => window.confirm(`Forget ${node.id}? For a node that is down for good.`) && act("DELETE", path)}>Forget</button>}
       </div>
+      <BoxPart box={node.box} />
       <ul class={node.devices.length > 16 ? "slots small" : "slots"}>
         {node.devices.map((device) => (
           <Slot key={device.device} device={device} job={device.job ? props.sight.running.get(device.job) : undefined}>
@@ -130,8 +131,40 @@ function NodePart(props: { node: NodeView; sight: Sight; look: () => Promise<voi
 function standing(node: NodeView): string {
   if (!node.alive) return "down";
   if (node.stopping) return "stopping";
-  if (!node.draining) return "takes work";
+  if (!node.draining && node.unboxed) return "unboxed: no new work";
+  if (!node.draining) return node.low_disk ? shortage(node.low_disk) : "takes work";
   return node.drain_deadline_at ? `draining, what runs here moves on at ${clock(node.drain_deadline_at)}` : "draining: no new work";
+}
+
+function shortage(disk: LowDisk): string {
+  const files = disk.free_files * disk.reserve_bytes < disk.free_bytes * disk.reserve_files;
+  const left = files ? plural(disk.free_files, "file") : bytes(disk.free_bytes);
+  return `no new work: the disk of its ${disk.name} has ${left} left`;
+}
+
+/** What a pool's policy asks beyond the defaults. */
+function policyWords(pool: Pool): string {
+  const box = pool.box === "any" ? "" : ` · demands ${pool.box === "user" ? "a box" : `a ${pool.box} box`}`;
+  const unboxed = pool.unboxed ? `, which ${plural(pool.unboxed, "live node")} lack${pool.unboxed === 1 ? "s" : ""}` : "";
+  return `${box}${unboxed}${pool.network === "host" ? " · jobs have the node's network" : ""}`;
+}
+
+const BOXES: Record<string, string> = { full: "full box", user: "box without root", none: "no box" };
+
+/** The box that a node puts around jobs, and for all that is missing the reason. */
+function BoxPart(props: { box: Box }) {
+  const { level, rights } = props.box;
+  const words = BOXES[level] ?? `${level} box`;
+  if (!rights.length) return <p class="small muted">It does not say which box it puts around jobs: its worker is of an earlier version.</p>;
+  const lacks = rights.filter((right) => !right.has).map((right) => right.name);
+  return (
+    <details class="box">
+      <summary title={lacks.length ? `lacks ${lacks.join(", ")}` : "a job has all of it for itself"}><span class={`mark box-${level}`}>{words}</span></summary>
+      <dl class="facts small">
+        {rights.map((right) => <><dt key={right.name}>{right.name}</dt><dd dir="auto">{right.has ? "its own" : right.why}</dd></>)}
+      </dl>
+    </details>
+  );
 }
 
 /** With minutes, what still runs there then goes to other nodes; without, it may end. */

@@ -14,12 +14,11 @@ from time import monotonic
 
 import redis
 import structlog
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from jobs.protocol import names
 from jobs.protocol.hardware import NodeReading, encode_readings
 from jobs.store import AttemptId
+from jobs.store.client import connect_for_loss
 from workers.node.hardware.attempt_sampler import AttemptSampler, open_sampler
 from workers.node.hardware.gpu_reader import GpuReader
 from workers.node.hardware.process_tree import read_children
@@ -43,12 +42,11 @@ class HardwareSampler:
         state_dir: Path,
         telemetry_url: str,
         holding: Callable[[], Collection[AttemptId]],
-        gpus: GpuReader | None = None,
     ) -> None:
         """`state_dir` is the node's own; `holding` returns the attempts that have devices here."""
         self._state_dir = state_dir
         self._holding = holding
-        self._gpus = gpus or GpuReader()
+        self._gpus = GpuReader()
         self._samplers: dict[AttemptId, AttemptSampler] = {}
         self._search_after = 0.0
         self._publisher = ReadingsPublisher(telemetry_url, names.readings_key(node))
@@ -124,13 +122,7 @@ class ReadingsPublisher:
     """Puts the newest readings of a node's devices into the telemetry Redis, for `/metrics`."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._client = redis.Redis.from_url(
-            url,
-            socket_timeout=_SOCKET_SECONDS,
-            socket_connect_timeout=_SOCKET_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # as in `jobs.store.client:connect`
-        )
+        self._client = connect_for_loss(url, _SOCKET_SECONDS)
         self._key = key
         self._publish_after = 0.0
         self._failed = False

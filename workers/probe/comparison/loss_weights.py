@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, LossWeight, LossWeights
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import LossWeight, LossWeights
 
 #: Backwards that are read, and nodes from the loss to its function.
 MAX_BACKWARDS, MAX_NODES = 16, 32

@@ -5,7 +5,8 @@ No torch here."""
 from collections.abc import Callable
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, Noise
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Noise
 
 DROPOUTS = frozenset({"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"})
 #: Modules of a model that are looked at.

@@ -7,7 +7,7 @@ sum or the loss function (which keeps its `reduction`). Each number of rows is l
 from collections.abc import Callable
 from typing import Any
 
-from jobs.protocol.records import LossForm
+from jobs.protocol.probe_records import LossForm
 
 #: Nodes of a graph that are looked at, and numbers of rows of a process.
 MAX_NODES, MAX_FORMS = 64, 16

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from jobs.protocol.records import NormLayers
+from jobs.protocol.probe_records import NormLayers
 
 if TYPE_CHECKING:
     from torch import nn

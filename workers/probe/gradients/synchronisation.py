@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, GradientSync
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import GradientSync
 from workers.probe.gradients.loss_forms import LossForms
 from workers.probe.step_records import ACTIVITY_SECONDS
 from workers.probe.types import Forward

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from jobs.protocol.records import ParameterSearch
+from jobs.protocol.probe_records import ParameterSearch
 
 #: Gradients whose changes are counted.
 COUNTED = 4

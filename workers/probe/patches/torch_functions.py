@@ -21,7 +21,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from jobs.protocol.records import Joining
+from jobs.protocol.probe_records import Joining
 from workers.probe.flop_count import JOINT
 from workers.probe.patches.data_parallel import patch_data_parallel
 from workers.probe.patches.module_calls import (

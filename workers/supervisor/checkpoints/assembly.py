@@ -1,12 +1,13 @@
 """Assembles a checkpoint under its final name, on disk, from what the ranks have written and the supervisor knows."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from jobs.files import checkpoints
-from jobs.files.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, CheckpointManifest
+from jobs.files.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, CheckpointManifest, ManifestFile
 from jobs.protocol.records import Saved
 from jobs.support import failpoints, fs
 from workers.runtime.launch import AttemptConfig
@@ -43,15 +44,30 @@ class DurableCheckpoint:
         return self.manifest.step
 
 
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """Where the ranks of a part save, and the account that their files have; None: the service's own."""
+
+    drafts: Path
+    ranks: range
+    uid: int | None
+
+
+def source_of(config: AttemptConfig, drafts: Path) -> DraftSource:
+    """That of the part that `config` is of."""
+    return DraftSource(drafts, config.ranks, None if config.account is None else config.account.uid)
+
+
 def part_directory(config: AttemptConfig, directories: CheckpointDirectories, step: int) -> Path:
     """Where the checkpoint of a step is assembled."""
     return directories.kept / f".{checkpoints.directory_name(step, config.attempt.number)}.part"
 
 
 def assemble_checkpoint(
-    config: AttemptConfig, directories: CheckpointDirectories, state: BarrierState, draft: Path
+    config: AttemptConfig, directories: CheckpointDirectories, state: BarrierState, sources: Sequence[DraftSource]
 ) -> DurableCheckpoint:
     """Assemble a checkpoint in a directory of its own, sync everything, and rename the directory to its final name.
+    `sources` are those of all parts.
 
     Raises:
         OSError: the disk refuses.
@@ -61,7 +77,10 @@ def assemble_checkpoint(
     final = directories.kept / checkpoints.directory_name(state.step, config.attempt.number)
     remove_if_there(part)
     part.mkdir(mode=0o700)
-    files = take_over_files(state.saves, draft, part, config.account)
+    files: dict[str, ManifestFile] = {}
+    for source in sources:
+        saves = [saved for saved in state.saves if saved.rank in source.ranks]
+        files |= take_over_files(saves, source.drafts / str(state.step), part, source.uid)
     own = {METRICS: partial(copy_prefix, *state.metrics)}
     if state.report is not None:
         own[REPORT] = partial(write_file, state.report)

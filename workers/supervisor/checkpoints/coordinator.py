@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobs.files.checkpoints import MAX_FILES_OF_A_RANK, MAX_STEP, is_rank_file, is_sha256
-from jobs.protocol.records import AnyRecord, Outline, Paused, Saved, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import Outline, Paused, Saved, Step
 from workers.runtime import commands
+from workers.supervisor.checkpoints.messages import CheckpointMessage
 
 #: From the step that is due, or the first rank's part, to the last rank's part. Then the checkpoint is given up, and
 #: silence may be a stall again.
@@ -40,6 +42,9 @@ class CheckpointSink(Protocol):
 
     def skip_checkpoint(self, step: int, why: str) -> None:
         """There is no checkpoint of this step; what the ranks have written of it can be removed."""
+
+    def take_messages(self) -> list[CheckpointMessage]:
+        """Messages for the job's log, each of them once."""
 
 
 @dataclass(slots=True)
@@ -134,6 +139,10 @@ class CheckpointCoordinator:
     def has_released(self) -> bool:
         """Whether all ranks got the exit command, after they have saved what they could."""
         return self._released
+
+    def take_messages(self) -> list[CheckpointMessage]:
+        """Messages for the job's log about what has become of checkpoints."""
+        return self._sink.take_messages()
 
     @property
     def is_saving(self) -> bool:

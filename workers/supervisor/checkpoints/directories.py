@@ -13,6 +13,7 @@ from jobs.files.checkpoints import WEIGHTS, VerifiedCheckpoint
 from jobs.support import fs
 from workers.runtime.launch import AttemptConfig
 from workers.sandbox import run_as
+from workers.sandbox.box.box import Box
 from workers.supervisor.checkpoints.takeover import sync_path
 
 log = structlog.get_logger(__name__)
@@ -32,11 +33,11 @@ def directories_of(config: AttemptConfig) -> CheckpointDirectories:
     attempt = config.attempt
     directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number).absolute()
     kept = paths.checkpoints_dir(config.storage, attempt.tenant, attempt.job).absolute()
-    return CheckpointDirectories(paths.drafts_dir(directory), kept, directory)
+    return CheckpointDirectories(paths.drafts_dir(directory, config.part), kept, directory)
 
 
-def prepare_directories(config: AttemptConfig, directories: CheckpointDirectories) -> None:
-    """Create the directories, and remove what earlier attempts have left unfinished.
+def prepare_directories(config: AttemptConfig, directories: CheckpointDirectories, box: Box | None) -> None:
+    """Create the directories of the leader's part, and remove what earlier attempts have left unfinished.
 
     Raises:
         OSError: the disk refuses.
@@ -49,11 +50,24 @@ def prepare_directories(config: AttemptConfig, directories: CheckpointDirectorie
             fs.remove_tree(directories.kept / name)
     for number in range(1, config.attempt.number):
         remove_drafts(directories.attempt.with_name(str(number)))
-    remove_drafts(directories.attempt)
+    prepare_drafts(config, directories, box)
+
+
+def prepare_drafts(config: AttemptConfig, directories: CheckpointDirectories, box: Box | None) -> None:
+    """Create the directory in which the ranks of this part save, instead of one that is there.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for own in (directories.drafts, paths.resume_dir(directories.attempt, config.part)):
+        _remove_if_there(own)
     directories.drafts.mkdir(parents=True, mode=0o700)
     if config.account is not None:
-        run_as.make_passable(config.storage.absolute(), directories.attempt)
         run_as.give_tree(directories.drafts, config.account)
+    if box is not None:
+        box.bind(directories.drafts, writable=True)
+    elif config.account is not None:
+        run_as.make_passable(config.storage.absolute(), directories.drafts.parent)
 
 
 def sync_ancestors(storage: Path, directory: Path) -> None:
@@ -68,15 +82,21 @@ def sync_ancestors(storage: Path, directory: Path) -> None:
 
 def remove_drafts(attempt: Path) -> None:
     """Remove what only a running attempt needs of its checkpoints. What cannot be removed is logged."""
-    for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt)):
-        if directory.exists():
-            try:
-                fs.remove_tree(directory)
-            except OSError as error:
-                log.warning("not_removed", directory=str(directory), error=str(error))
+    for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt), paths.parts_dir(attempt)):
+        _remove_if_there(directory)
 
 
-def make_readable(config: AttemptConfig, directories: CheckpointDirectories, found: VerifiedCheckpoint) -> Path:
+def _remove_if_there(directory: Path) -> None:
+    if directory.exists():
+        try:
+            fs.remove_tree(directory)
+        except OSError as error:
+            log.warning("not_removed", directory=str(directory), error=str(error))
+
+
+def make_readable(
+    config: AttemptConfig, directories: CheckpointDirectories, found: VerifiedCheckpoint, box: Box | None
+) -> Path:
     """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
     which only their account can enter. The files belong to the service, and are read-only.
 
@@ -84,15 +104,19 @@ def make_readable(config: AttemptConfig, directories: CheckpointDirectories, fou
         OSError: the disk refuses.
     """
     if config.account is None:
+        if box is not None:
+            box.bind(found.directory, writable=False)
         return found.directory
-    directory = paths.resume_dir(directories.attempt)
-    directory.mkdir(mode=0o700)
+    directory = paths.resume_dir(directories.attempt, config.part)
+    directory.mkdir(parents=True, mode=0o700)
     for name in found.manifest.files:
         if name not in checkpoints.RESERVED:
             _link_or_copy(found.directory / name, directory / name)
             (directory / name).chmod(0o444)
     os.chown(directory, config.account.uid, config.account.gid)
     directory.chmod(0o500)
+    if box is not None:
+        box.bind(directory, writable=False)
     return directory
 
 

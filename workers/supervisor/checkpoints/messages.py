@@ -4,7 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from jobs.protocol.records import Note, SingleRecord, StepBatch
+from jobs.protocol.packets import SingleRecord, StepBatch
+from jobs.protocol.records import Note
 
 #: Of the spec, for notes in the report.
 NOTE_FIELD = "program.checkpoint"

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -24,7 +25,7 @@ from jobs.protocol.records import Note
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor.checkpoints import script_resume
 from workers.supervisor.checkpoints.directories import CheckpointDirectories
-from workers.supervisor.checkpoints.script_resume import SearchResult
+from workers.supervisor.checkpoints.script_resume import CopiedCheckpoint, SearchResult
 from workers.supervisor.lease import CLAIM_SECONDS, LeaseHolder
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
@@ -93,9 +94,9 @@ def choose_checkpoint(
 
 def resume_script(
     config: AttemptConfig, spec: JobSpec, lease: LeaseHolder, publisher: TelemetryPublisher
-) -> Path | None:
+) -> CopiedCheckpoint | None:
     """Copy the newest whole checkpoint that a script has saved in its earlier attempts, and record it in the log and in
-    the report. Returns the copy's directory; None: there is no checkpoint.
+    the report. None: there is no checkpoint.
 
     Raises:
         StartInterrupted: an order came meanwhile.
@@ -123,7 +124,7 @@ def resume_script(
     publisher.log_line(f"resumed from the checkpoint {name!r} of attempt {attempt}")
     begins = f"this attempt resumed from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
     publisher.add_record(0, Note("resumed", begins))
-    return Path(os.path.realpath(search.found.directory))
+    return replace(search.found, directory=Path(os.path.realpath(search.found.directory)))
 
 
 def _read_pointer(lease: LeaseHolder) -> CheckpointPointer | None:

@@ -21,7 +21,6 @@ from jobs.files import checkpoints
 from jobs.files.checkpoints import ManifestFile
 from jobs.protocol.records import Saved
 from jobs.support import fs
-from workers.runtime.launch import RankAccount
 
 log = structlog.get_logger(__name__)
 
@@ -32,10 +31,9 @@ class TakeoverRefused(Exception):
     """The ranks left something else than the files that they reported."""
 
 
-def take_over_files(
-    saves: Sequence[Saved], draft: Path, part: Path, account: RankAccount | None
-) -> dict[str, ManifestFile]:
-    """Move the ranks' files into a directory of the service, and take ownership of them.
+def take_over_files(saves: Sequence[Saved], draft: Path, part: Path, uid: int | None) -> dict[str, ManifestFile]:
+    """Move the ranks' files into a directory of the service, and take ownership of them. `uid` is that of the ranks'
+    account, where they have one.
 
     Raises:
         TakeoverRefused: the ranks left something else than what they reported.
@@ -55,7 +53,7 @@ def take_over_files(
                     os.rename(file.name, file.name, src_dir_fd=source, dst_dir_fd=target)
                 except FileNotFoundError as error:
                     raise TakeoverRefused(f"rank {saved.rank} has not written {file.name}") from error
-                _take_ownership(target, file.name, file.bytes, account)
+                _take_ownership(target, file.name, file.bytes, uid)
                 files[file.name] = ManifestFile(file.bytes, file.sha256)
         return files
     finally:
@@ -70,7 +68,7 @@ def _open_draft(drafts: int, name: str) -> int:
         raise TakeoverRefused("the ranks have not made a directory for it") from error
 
 
-def _take_ownership(directory: int, name: str, size: int, account: RankAccount | None) -> None:
+def _take_ownership(directory: int, name: str, size: int, uid: int | None) -> None:
     """Take ownership of a file that was just moved into a directory of the service. Never follows a link or waits."""
     fd = -1
     try:
@@ -78,13 +76,13 @@ def _take_ownership(directory: int, name: str, size: int, account: RankAccount |
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise TakeoverRefused(f"{name} is not a regular file, or has other names too")
-        if account is not None and found.st_uid != account.uid:
+        if uid is not None and found.st_uid != uid:
             raise TakeoverRefused(f"{name} does not belong to the job's account")
         if found.st_size != size:
             raise TakeoverRefused(f"{name} has {found.st_size} bytes instead of {size}")
-        if account is not None:
+        if uid is not None:
             os.fchown(fd, os.geteuid(), os.getegid())
-        os.fchmod(fd, 0o444 if account is not None else 0o640)
+        os.fchmod(fd, 0o444 if uid is not None else 0o640)
     except OSError as error:
         raise TakeoverRefused(f"{name} cannot be opened: {error.strerror}") from error
     finally:

@@ -23,7 +23,13 @@ from jobs.files.checkpoints import VerifiedCheckpoint
 from jobs.model.spec import CheckpointPolicy, JobSpec, RecipeProgram
 from jobs.protocol.records import Saved
 from workers.runtime.launch import AttemptConfig
-from workers.supervisor.checkpoints.assembly import BarrierState, assemble_checkpoint, part_directory
+from workers.supervisor.checkpoints.assembly import (
+    BarrierState,
+    DraftSource,
+    assemble_checkpoint,
+    part_directory,
+    source_of,
+)
 from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.messages import CheckpointMessage, MessageQueue, MessageSink, report_messages
 from workers.supervisor.checkpoints.pointer import PointerCommitter
@@ -89,10 +95,13 @@ class CheckpointWriter:
         lease: LeaseHolder,
         dump_state: DumpState,
         resumed: VerifiedCheckpoint | None,
+        others: Sequence[DraftSource] = (),
     ) -> None:
+        """`others` are where the ranks of other parts save."""
         step = resumed.manifest.step if resumed is not None else None
         self._config = config
         self._directories = directories
+        self._sources = (source_of(config, directories.drafts), *others)
         self._dump_state = dump_state
         self._newest: Path | None = resumed.directory if resumed is not None else None
         self._last_step = step or 0  # the last one that was to be saved
@@ -174,10 +183,9 @@ class CheckpointWriter:
             return self._waiting.popleft() if self._waiting else None
 
     def _write_item(self, item: BarrierState | SkippedStep) -> None:
-        draft = self._directories.drafts / str(item.step)
         try:
             if isinstance(item, BarrierState) and not self._pointer.is_lost:
-                durable = assemble_checkpoint(self._config, self._directories, item, draft)
+                durable = assemble_checkpoint(self._config, self._directories, item, self._sources)
                 self._newest = durable.directory
                 self._pointer.add_checkpoint(durable)
                 self._pruner.prune(item.step, committed=False)
@@ -186,5 +194,6 @@ class CheckpointWriter:
             log.warning("checkpoint_not_saved", step=item.step, error=str(error))
             self._messages.add_failure(item.step, why if self._closing else f"{why}; training continues")
         finally:
-            remove_if_there(draft)
+            for source in self._sources:
+                remove_if_there(source.drafts / str(item.step))
             remove_if_there(part_directory(self._config, self._directories, item.step))

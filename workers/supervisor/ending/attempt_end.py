@@ -52,6 +52,11 @@ class AttemptEnd:
     def is_working(self) -> bool:
         return self.phase is EndPhase.WORKING
 
+    def keep_first_failure(self, failure: RankFailure) -> RankFailure:
+        """The first failure that was found: this one, unless there was another."""
+        self.first_failure = self.first_failure or failure
+        return self.first_failure
+
     def start_wall_clock(self, now: float, wall_seconds: float) -> bool:
         """A rank is up. True for the first one: from now on the attempt may take `wall_seconds`."""
         if self.is_up:

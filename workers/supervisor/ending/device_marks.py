@@ -24,14 +24,15 @@ _HARDWARE_FAULTS = (
 
 
 def mark_devices(config: AttemptConfig, times: DeviceTimes | None, outcome: AttemptOutcome) -> dict[int, DeviceMark]:
-    """A mark for each device of an attempt that there is anything to say about, by its index on the node. The history
-    does without if that fails: an end is written in any case."""
+    """A mark for each device of this node's part that there is anything to say about, by its index on the node. The
+    history does without if that fails: an end is written in any case."""
     marks = _measured_marks(config, times)
     fault = _hardware_fault(outcome.error)
     failed = outcome.error["rank"] if fault and outcome.error is not None else None
     found = {}
-    for position, (device, mark) in enumerate(zip(config.devices, marks, strict=True)):
-        if fault and (failed == position or not config.is_distributed):
+    own = slice(config.first_device, config.first_device + len(config.devices))  # the history of others is not ours
+    for logical, device, mark in zip(range(own.start, own.stop), config.devices, marks[own], strict=True):
+        if fault and (failed == logical or not config.is_distributed):
             mark = DeviceMark(mark.relative, mark.ms_per_row, mark.slow, fault)
         if mark != DeviceMark():
             found[device.index] = mark
@@ -39,7 +40,7 @@ def mark_devices(config: AttemptConfig, times: DeviceTimes | None, outcome: Atte
 
 
 def _measured_marks(config: AttemptConfig, times: DeviceTimes | None) -> list[DeviceMark]:
-    unknown = [DeviceMark() for _ in config.devices]
+    unknown = [DeviceMark() for _ in range(config.spec.all_devices)]
     try:
         marks = mark_measured_devices(times, _planted_straggler(config.spec)) if times is not None else unknown
     except Exception:

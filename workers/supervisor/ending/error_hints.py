@@ -154,6 +154,8 @@ OPEN_FILES = (
     "Too many files are open: use fewer DataLoader workers, or "
     'torch.multiprocessing.set_sharing_strategy("file_system").'
 )
+#: What programs say where the disk is full; the last is torch's.
+DISK_ERROR = r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+"
 DISK_FULL = (
     "The disk is full: the script writes more than the node has room for (save fewer checkpoints), or the operator "
     "must make room."
@@ -169,10 +171,22 @@ def _not_writable(found: re.Match[str], facts: FailureContext) -> str:
 
 # -- files, packages and the network ---------------------------------------------------------------
 
-NO_NETWORK = (
+UNREACHABLE = (
     "The script downloads something, and that address cannot be reached from the node: put the files into the bundle, "
     "or name a path that the node sees, and let the script read them from there."
 )
+
+
+def _no_network(_: re.Match[str], facts: FailureContext) -> str:
+    if facts.network != "none":
+        return UNREACHABLE
+    return (
+        f"Jobs of pool {facts.pool} have no network: bring the data in the bundle, or read them from the node's data "
+        "directory (SHARDYARD_DATA_ROOT), or ask the operator for `shardyard pool set "
+        f"{facts.pool} --network host`."
+    )
+
+
 NO_DATA = (
     "The data set is not where the script looks for it: put its files into the bundle, or name a path that the node "
     "sees. Relative paths start where the script starts (program.workdir)."
@@ -348,13 +362,14 @@ RULES = (
     make_rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
     make_rule(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", LOST_WORKER),
     make_rule(r"Too many open files|received 0 items of ancdata", OPEN_FILES),
-    make_rule(r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+", DISK_FULL),
+    make_rule(DISK_ERROR, DISK_FULL),
     make_rule(
         r"Name or service not known|Temporary failure in name resolution|[Ff]ailed to resolve|No address associated"
         r"|NameResolutionError|no internet connection|Network is unreachable|Max retries exceeded|<urlopen error"
         r"|ProxyError|Tunnel connection failed|[Cc]ouldn't connect to .https?:|Error downloading|OfflineModeIsEnabled"
+        r"|Could not resolve host|Could not connect to the endpoint URL|Cannot connect to host"
         r"|LocalEntryNotFoundError|cannot find the (requested|appropriate) .*snapshot",
-        NO_NETWORK,
+        _no_network,
     ),
     make_rule(r"Dataset not found", NO_DATA),
     make_rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),

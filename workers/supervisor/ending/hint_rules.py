@@ -17,6 +17,8 @@ class FailureContext:
     is_script: bool = True
     brings_code: bool = True  # a script, or a recipe that names code of a bundle
     traceback: str = ""  # of the error that is to be explained
+    network: str = "host"  # none: the job has a loopback of its own, and no more
+    pool: str = "default"
 
     @property
     def on_cuda(self) -> bool:

@@ -9,7 +9,8 @@ from jobs.model.spec import ScriptProgram
 from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle
-from workers.runtime.launch import AttemptConfig
+from workers.runtime.launch import AttemptConfig, AttemptDirectory
+from workers.sandbox.cgroup import read_record
 from workers.supervisor.ending.child_errors import describe_child_error, find_child_error
 from workers.supervisor.ending.error_hints import explain_death, explain_error
 from workers.supervisor.ending.hint_rules import FailureContext
@@ -33,6 +34,10 @@ LEASE_LOST = AttemptOutcome(StateReason.LEASE_EXPIRED, "the lease was lost")
 EXIT_USAGE = 2
 #: Between the traceback of a launcher's child and the launcher's own.
 CHILD_OF = "The process above was started by the program, which then failed:"
+#: Characters of a job's message and traceback, whatever a rank has cut; of the second the end is kept. The store cuts
+#: them again, by bytes (`bound_end` of jobs/store/lua/attempts.lua).
+MAX_MESSAGE = 4_000
+MAX_TRACEBACK = 64 * 1024
 _REASONS = {
     "code_error": StateReason.CODE_ERROR,
     "out_of_memory": StateReason.OUT_OF_MEMORY,
@@ -47,19 +52,23 @@ class FailureClassifier:
     def __init__(self, config: AttemptConfig, *, requirements: bool) -> None:
         self._config = config
         self._requirements = requirements
-        self._oom_kills = count_oom_kills()
+        self._cgroups = read_record(AttemptDirectory.of(config.state_dir, config.attempt).cgroup)
+        self._oom_kills = count_oom_kills(self._cgroups)
 
     def classify_failure(self, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
         """The outcome of the attempt, from the rank's own report, or (`outcome` None) from its death without one."""
         if outcome is not None:
             failure = _outcome_of_report(rank, outcome)
         else:
-            failure = outcome_of_death(rank, out_of_memory=self._has_oom_kills())
+            failure = outcome_of_death(rank, out_of_memory=self._is_out_of_memory(rank))
         return self._with_advice(failure, rank, outcome)
 
-    def _has_oom_kills(self) -> bool:
-        """Whether the kernel has killed for want of memory since this attempt began, as far as it can be known."""
-        now = count_oom_kills()
+    def _is_out_of_memory(self, rank: RankHandle) -> bool:
+        """Whether the kernel has killed for want of memory on the rank's node since this attempt began, as far as that
+        can be known."""
+        if rank.out_of_memory is not None:
+            return rank.out_of_memory
+        now = count_oom_kills(self._cgroups)
         return now is not None and now != self._oom_kills
 
     def _with_advice(self, failure: AttemptOutcome, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
@@ -74,6 +83,8 @@ class FailureClassifier:
             requirements=self._requirements,
             is_script=isinstance(program, ScriptProgram),
             brings_code=program.bundle is not None,
+            network=self._config.network,
+            pool=self._config.spec.pool,
         )
         if outcome is not None:
             line = explain_error(outcome.kind, failure.error["message"], outcome.traceback, context)
@@ -91,9 +102,9 @@ def _outcome_of_report(rank: RankHandle, outcome: Outcome) -> AttemptOutcome:
     child = find_child_error(message, trace, rank.stderr_tail.decode(errors="replace"))
     if child is not None:
         message, trace = describe_child_error(message, trace, child), f"{child.traceback}\n{CHILD_OF}\n\n{trace}"
-    message, traceback = _clean_text(message), _clean_text(trace)
+    message, traceback = _clean_text(message)[:MAX_MESSAGE], _clean_text(trace)[-MAX_TRACEBACK:]
     error = _error_of(rank, message) | {"exit_code": outcome.exit_code, "traceback": traceback or None}
-    return AttemptOutcome(_REASONS.get(outcome.kind, StateReason.RANK_FAILED), f"rank {rank.number}: {message}", error)
+    return AttemptOutcome(_REASONS.get(outcome.kind, StateReason.RANK_FAILED), f"{rank.name}: {message}", error)
 
 
 def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome:
@@ -101,13 +112,13 @@ def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome
     memory since the attempt began."""
     assert rank.status is not None
     if rank.status >= 0:
-        message = f"rank {rank.number} exited with code {rank.status} before it reported its outcome"
+        message = f"{rank.name} exited with code {rank.status} before it reported its outcome"
         return AttemptOutcome(StateReason.RANK_FAILED, message, _error_of(rank, message) | {"exit_code": rank.status})
     name = _signal_name(-rank.status)
-    reason, message = StateReason.RANK_FAILED, f"rank {rank.number} was killed by {name}"
+    reason, message = StateReason.RANK_FAILED, f"{rank.name} was killed by {name}"
     if rank.status == -signal.SIGKILL and out_of_memory:
         reason = StateReason.OUT_OF_MEMORY
-        message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
+        message = f"{rank.name} was killed by the kernel, which had no memory left for this node or container"
     return AttemptOutcome(reason, message, _error_of(rank, message) | {"signal": name})
 
 
@@ -125,7 +136,8 @@ def name_hang(failure: AttemptOutcome, hang: str) -> AttemptOutcome:
 
 
 def _error_of(rank: RankHandle, message: str) -> dict[str, Any]:
-    return {"rank": rank.number, "exit_code": None, "signal": None, "message": message, "traceback": None}
+    error = {"rank": rank.number, "exit_code": None, "signal": None, "message": message, "traceback": None}
+    return error | ({"node": rank.node} if rank.node else {})
 
 
 def _signal_name(number: int) -> str:

@@ -10,6 +10,11 @@ from workers.supervisor.ending.hint_rules import FailureContext, HintRule, make_
 
 #: Parameters that a line of advice names.
 MAX_PARAMETERS = 8
+#: What a rank says whose peer is gone.
+_LOST_PEER = re.compile(
+    r"Connection (reset|closed|refused)|Broken pipe|failed to recv, got 0 bytes|Socket closed|remote process exited",
+    re.IGNORECASE,
+)
 #: What DistributedDataParallel says further down about the parameters that got no gradient.
 _WITHOUT_GRADIENT = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 
@@ -123,6 +128,11 @@ TRAINING_RULES: tuple[HintRule, ...] = (
     make_rule(r"CUDA out of memory", lambda _, facts: explain_gpu_memory(facts)),
     make_rule(r"Cannot re-initialize CUDA in forked subprocess", FORKED_CUDA),
 )
+
+
+def may_have_lost_peer(failure: Outcome) -> bool:
+    """Whether a rank may have failed because another one, of any node, has died."""
+    return _LOST_PEER.search(failure.message) is not None
 
 
 def is_collective_timeout(failure: Outcome) -> bool:

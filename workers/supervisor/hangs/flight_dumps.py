@@ -1,13 +1,18 @@
 """Reads the dumps of NCCL's flight recorder that ranks have left when a collective timed out.
 
 A dump is a pickle of plain values: dicts, lists, texts and numbers. It comes from a process that ran a user's code, so
-nothing but these is read from it, of files of bounded size.
+nothing but these is read from it, of files of bounded size. A few megabytes of a pickle can still become gigabytes of
+values: dumps are read by a process of their own, whose memory and time are limited, and which has no credentials.
 """
 
 import ast
+import json
 import os
 import pickle
+import resource
 import stat
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
@@ -23,6 +28,16 @@ log = structlog.get_logger(__name__)
 
 MAX_BYTES: Final = 64 << 20
 MAX_DUMPS: Final = 256
+#: For the process that reads them.
+READ_SECONDS: Final = 30
+MAX_MEMORY: Final = 1 << 30
+MAX_ANSWER: Final = 4 << 20
+_READER: Final = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from workers.supervisor.hangs import flight_dumps
+flight_dumps.print_dumps(sys.argv[2])
+"""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -34,14 +49,43 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_dumps(directory: Path) -> list[RankState]:
-    """What each rank that left a dump has called, and from where."""
+    """What each rank that left a dump has called, and from where; nothing where that takes too much to read."""
+    if not _find_dumps(directory):
+        return []
+    command = [sys.executable, "-c", _READER, json.dumps(sys.path), os.fspath(directory)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={}, timeout=READ_SECONDS, check=True
+        )
+        return msgspec.json.decode(done.stdout, type=list[RankState])
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        log.warning("flight_dumps_unreadable", error=f"{type(error).__name__}: {error}"[:500])
+        return []
+
+
+def print_dumps(directory: str) -> None:
+    """What the process does that reads them: print their states as JSON."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (READ_SECONDS, READ_SECONDS))
+    answer = msgspec.json.encode(read_states(Path(directory)))
+    sys.stdout.buffer.write(answer if len(answer) <= MAX_ANSWER else b"[]")
+
+
+def read_states(directory: Path) -> list[RankState]:
+    """What each rank that left a dump has called, and from where, as this process reads it."""
+    found = [_read_state(number, path) for number, path in _find_dumps(directory).items()]
+    return sorted((state for state in found if state is not None), key=lambda state: state.rank)
+
+
+def _find_dumps(directory: Path) -> dict[int, Path]:
+    """The dumps by rank."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.startswith(DUMP_PREFIX))
     except OSError:
-        return []
-    numbered = {name.removeprefix(DUMP_PREFIX): directory / name for name in names[:MAX_DUMPS]}
-    found = [_read_state(int(number), path) for number, path in numbered.items() if number.isdecimal()]
-    return sorted((state for state in found if state is not None), key=lambda state: state.rank)
+        return {}
+    numbers = {name.removeprefix(DUMP_PREFIX): directory / name for name in names[:MAX_DUMPS]}
+    return {int(number): path for number, path in numbers.items() if number.isdecimal() and len(number) < 10}
 
 
 def _read_state(rank: int, path: Path) -> RankState | None:

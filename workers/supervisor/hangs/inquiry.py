@@ -1,6 +1,5 @@
 """Asks the ranks of a run that hangs what they wait for: their stacks, by a signal, and the collectives they called."""
 
-import contextlib
 import os
 from collections.abc import Sequence
 
@@ -8,12 +7,10 @@ from msgspec.structs import replace
 
 from jobs.protocol.records import CallsMade, GroupCalls
 from workers.rank.handle import RankHandle
-from workers.runtime import profile_request
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.runtime.stacks import STACKS_SIGNAL
 from workers.supervisor.hangs.diagnosis import Hang, RankState, find_hang
 from workers.supervisor.hangs.stacks import find_position
-from workers.supervisor.process_status import is_stopped
 
 #: How long the stacks may take to arrive, and the answers of ranks that can give one.
 STACKS_SECONDS = 1.0
@@ -39,9 +36,8 @@ class HangInquiry:
 
     def begin(self, now: float) -> None:
         self._number, self._began_at, self._answers = self._number % MAX_NUMBER + 1, now, {}
-        with contextlib.suppress(OSError):
-            profile_request.request_calls(self._ranks[0].profile_request, self._number)
         for rank in self._ranks:
+            rank.request_calls(self._number)
             if not _has_failed(rank):  # its log ends with its traceback
                 rank.kill(STACKS_SIGNAL)
 
@@ -78,7 +74,7 @@ def _has_failed(rank: RankHandle) -> bool:
 
 
 def _can_answer(rank: RankHandle) -> bool:
-    return rank.is_alive and rank.outcome is None and not is_stopped(rank.pid)
+    return rank.is_alive and rank.outcome is None and not rank.is_stopped
 
 
 def _why_absent(rank: RankHandle) -> str:
@@ -86,4 +82,4 @@ def _why_absent(rank: RankHandle) -> str:
         return "has failed"
     if rank.returned is not None or not rank.is_alive:
         return "has finished its program"
-    return "is stopped (SIGSTOP)" if is_stopped(rank.pid) else ""
+    return "is stopped (SIGSTOP)" if rank.is_stopped else ""

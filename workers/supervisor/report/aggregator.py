@@ -15,12 +15,13 @@ import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.protocol.hardware import AttemptSamples
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import NormLayers
 from jobs.protocol.records import (
-    AnyRecord,
+    MAX_COUNT,
     BatchSplit,
     DeviceInfo,
     MetricSample,
-    NormLayers,
     Note,
     Outcome,
     Outline,
@@ -35,6 +36,7 @@ from jobs.splits.findings.ranking import rank_findings
 from jobs.splits.findings.time_findings import find_time_problems
 from jobs.splits.findings.timed_run import TimedRun
 from jobs.splits.findings.uneven_work import find_uneven_work
+from jobs.splits.node_measures import measure_nodes
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
 from jobs.splits.throughput import WorkFacts, rate_run
@@ -145,7 +147,7 @@ class Aggregator(ABC):
             known = [split for split in map(process.splits.get, ids) if split is not None]
             complete = len(known) == len(ids) > 0
             if complete:
-                work = process.works.get(ids) or process.works.put(ids, sum_forwards(known))
+                work = process.works.get(ids) or process.works.put(ids, sum_forwards(known), size=len(ids))
             else:
                 work = work_of_unknown_splits(self._devices_of(process))
             numbered = self._number_steps(process, alike)
@@ -190,7 +192,8 @@ class Aggregator(ABC):
             case BatchSplit():
                 self._add_split(process, record)
             case DeviceInfo():
-                self._found.setdefault(record.device, record)
+                if 0 <= record.device < len(self._subject.lease):
+                    self._found.setdefault(record.device, record)
             case Outline():
                 self._add_outline(record)
                 process.gradient_bytes = record.gradient_bytes
@@ -213,10 +216,11 @@ class Aggregator(ABC):
             self._prediction = predict_splits(self._subject.spec, outline.dataset_rows, self._prediction.eval_rows)
 
     def _add_split(self, process: ProcessState, split: BatchSplit) -> bool:
-        """Keep a split; False where its fields do not fit together."""
+        """Keep a split; False where its fields do not fit together, or are no numbers of rows."""
         sizes = {len(split.devices), len(split.rows), len(split.input_shapes), len(split.output_shapes)}
-        devices = len(self._subject.lease)
-        if len(sizes) > 1 or not all(0 <= device < devices for device in split.devices):
+        devices = set(split.devices)
+        fits = sizes == {len(devices)} and devices <= set(range(len(self._subject.lease)))
+        if not (fits and _are_counts((split.batch_rows, *split.rows))):
             self._malformed += 1
             return False
         process.splits.put(split)
@@ -273,7 +277,7 @@ class Aggregator(ABC):
         findings, seen = self._find_problems(patterns, final, last_line, now)
         leased, work = tuple(map(self._describe_device, subject.lease)), self._describe_work()
         devices, what_if = measures.devices(walls_ms, work), measures.what_if(walls_ms)
-        run = self._describe_timed_run(walls_ms)
+        run, nodes = self._describe_timed_run(walls_ms), [device.node for device in subject.lease]
         of_time = [*find_time_problems(measures, run), *find_uneven_work(self._counts.work, measures, run)]
         of_hardware = find_hardware_problems(self._hardware.samples, self._describe_hardware_run(devices, patterns))
         findings = rank_findings([*findings, *of_time, *of_hardware])
@@ -288,7 +292,7 @@ class Aggregator(ABC):
             patterns=self._counts.patterns.to_report(),
             per_device=devices,
             primitives=measures.primitives() if use.scatters else None,
-            balance=measures.balance(use.gathers_on if use.scatters and not subject.virtual else None),
+            balance=measures.balance(use.gathers_on if use.scatters and not subject.virtual else None, nodes),
             prediction=prediction,
             findings=tuple(findings),
             notes={},
@@ -298,6 +302,7 @@ class Aggregator(ABC):
             verdict=describe_run(devices, what_if),
             hardware=self._hardware.summaries(),
             learning_rate=self._learning_rate,
+            per_node=measure_nodes(nodes, devices, measures.waited_ms()),
             **msgspec.structs.asdict(rate_run(devices, work)),
         )
         facts = NoteFacts(
@@ -395,6 +400,11 @@ class Aggregator(ABC):
         found = self._found.get(leased.logical) or leased
         rank = self._rank_of_device(leased.logical)
         return ReportDevice(leased.logical, leased.id, leased.node, found.name, rank, found.memory_total_bytes)
+
+
+def _are_counts(numbers: Sequence[int | None]) -> bool:
+    """Whether all that are known are possible numbers of rows, which can be added up."""
+    return all(number is None or 0 <= number <= MAX_COUNT for number in numbers)
 
 
 def _name_cards(lease: Sequence[LeasedDevice]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jobs.protocol.records import GradientSync, LossForm, NormLayers, ParameterSearch
+from jobs.protocol.probe_records import GradientSync, LossForm, NormLayers, ParameterSearch
 
 #: Wrapped modules of a process that are remembered.
 MAX_WRAPPED = 64

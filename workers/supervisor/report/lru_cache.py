@@ -5,6 +5,8 @@ from typing import Generic, TypeVar
 
 #: Sums over micro-batches, and divisions of steps, that are cached.
 MAX_CACHED = 256
+#: Ids of splits in the key of an entry: longer ones would fill memory, and come again more seldom.
+MAX_KEY = 256
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -21,7 +23,10 @@ class LruCache(Generic[K, V]):
         self._entries.move_to_end(key)
         return self._entries[key]
 
-    def put(self, key: K, value: V) -> V:
+    def put(self, key: K, value: V, *, size: int = 1) -> V:
+        """Returns the value, which is not kept where the `size` of its key is too large."""
+        if size > MAX_KEY:
+            return value
         self._entries[key] = value
         if len(self._entries) > self._size:
             self._entries.popitem(last=False)

@@ -88,7 +88,8 @@ def make_notes(report: Report, facts: NoteFacts) -> dict[str, str]:
     for field, text in _all_remarks(report, measures, facts):
         made.setdefault(field, []).append(text)
     for field in _null_paths(report):
-        made.setdefault(field, [_missing_reason(field, report, measures, facts)])
+        twin = _field_of_devices(field)
+        made.setdefault(field, made.get(twin) or [_missing_reason(twin, report, measures, facts)])
     return {field: join_reasons(texts) for field, texts in made.items()}
 
 
@@ -226,10 +227,11 @@ _DEFAULT_REASONS = {
 
 def _null_paths(report: Report) -> Iterator[str]:
     """Paths of the fields that are `None` somewhere."""
-    for name in ("devices", "patterns", "per_device"):
+    for name in ("devices", "patterns", "per_device", "per_node"):
         for struct in getattr(report, name):
             yield from (f"{name}.{field}" for field in _null_fields(struct))
-    yield from (f"balance.{field}" for field in _null_fields(report.balance))
+    balance = _null_fields(report.balance)
+    yield from (f"balance.{field}" for field in balance if field != "slowest_node" or report.per_node)
     if report.primitives is None:
         yield "primitives"
     if report.prediction.matches is None:
@@ -239,6 +241,13 @@ def _null_paths(report: Report) -> Iterator[str]:
     yield from missing_rates(report)
     if report.learning_rate is None:
         yield "learning_rate"
+
+
+def _field_of_devices(field: str) -> str:
+    """The field of devices from which one of nodes is made."""
+    if field in ("balance.slowest_node", "per_node.slowest_device"):
+        return "balance.slowest_device"
+    return field.replace("per_node.", "per_device.")
 
 
 def _only_idle_lack(report: Report, field: str) -> bool:

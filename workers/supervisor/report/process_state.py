@@ -12,21 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from jobs.protocol.records import (
-    MAX_INTERNED,
-    Activity,
-    BatchSplit,
-    Began,
-    Group,
-    Loaded,
-    LoaderOpened,
-    LossWeights,
-    Noise,
-    Outcome,
-    Shape,
-    Step,
-    Wrapped,
-)
+from jobs.protocol.probe_records import Activity, Group, Loaded, LoaderOpened, LossWeights, Noise, Wrapped
+from jobs.protocol.records import MAX_INTERNED, BatchSplit, Began, Outcome, Shape, Step
 from workers.supervisor.report.gradient_observations import GradientObservations
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 
@@ -34,6 +21,8 @@ from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 MAX_PASSING_SPLITS = 64
 #: Passes over a DataLoader that are kept, the latest ones.
 MAX_PASSES = 64
+#: DataLoaders whose rows are compared with those of other ranks.
+MAX_COMPARED = 16
 #: Evaluations, and long pauses between steps, that are kept of each process, the latest ones.
 MAX_EVALUATIONS = 256
 #: A pause is long from here on.
@@ -171,8 +160,9 @@ class LoaderPasses:
         return {self.num_workers[loader] for loader in loaders if loader in self.num_workers}
 
     def add(self, loaded: Loaded) -> None:
-        if loaded.contents and len(self._contents) < MAX_PASSES:
-            self._contents[loaded.loader] = {index: tuple(sums) for index, *sums in loaded.contents}
+        if loaded.contents and len(self._contents) < MAX_COMPARED:
+            self._contents[loaded.loader] = {row[0]: row[1:] for row in loaded.contents if row}
+        if loaded.contents:
             loaded = msgspec.structs.replace(loaded, contents=())
         self.latest[loaded.trained, self.counts[loaded.trained]] = loaded
         self.counts[loaded.trained] += 1

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import (
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import (
     Activity,
-    AnyRecord,
-    BatchSplit,
-    Began,
     GradientSync,
     Group,
     Joining,
@@ -24,9 +22,9 @@ from jobs.protocol.records import (
     LossWeights,
     Noise,
     ParameterSearch,
-    Step,
     Wrapped,
 )
+from jobs.protocol.records import MAX_COUNT, BatchSplit, Began, Step
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
@@ -148,7 +146,8 @@ class ScriptAggregator(Aggregator):
         numbered = []
         for step in steps:
             key = process.rank, step.phase
-            number = self._numbers[key] = self._numbers.get(key, -1) + process.count_step(step)
+            number = min(self._numbers.get(key, -1) + process.count_step(step), MAX_COUNT)
+            self._numbers[key] = number
             numbered.append(step if number == step.step else msgspec.structs.replace(step, step=number))
         return numbered
 

@@ -40,7 +40,7 @@ class ScriptObservations:
 
     @property
     def devices(self) -> int:
-        return self.spec.resources.devices
+        return self.spec.all_devices
 
     @property
     def workers(self) -> list[ProcessState]:

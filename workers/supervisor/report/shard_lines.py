@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from jobs.protocol.records import BatchSplit, Shape, Step
 
 #: Under `observe: auto`, steps of a phase that are all printed; later ones only when the split changes.
 ALWAYS_PRINTED = 1000
+#: Lines about the steps that come together; a step may name splits by the thousand.
+MAX_LINES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,9 @@ class ShardLinePrinter:
         due = self._steps_to_print(rank, steps, splits)
         if not due:
             return []
-        texts = [line for split in splits for line in lines_of_split(split, self._dim)]
-        return [ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts]
+        texts = list(islice((line for split in splits for line in lines_of_split(split, self._dim)), MAX_LINES))
+        lines = (ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts)
+        return list(islice(lines, MAX_LINES))
 
     def _steps_to_print(self, rank: int, steps: Sequence[Step], splits: Sequence[BatchSplit]) -> Sequence[Step]:
         if self._observe != "auto":

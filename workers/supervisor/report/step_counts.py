@@ -123,7 +123,8 @@ class StepCounts:
         batches = tuple(self._whole_batch(joined.phase, module, parts) for module in modules or [""])
         rows = tuple(map(sum_known, zip(*(batch.rows for batch in batches), strict=True)))
         division = _StepDivision(batches, rows)
-        return self._divisions.put(key, division) if known else division
+        size = sum([len(part.step.splits) for part in parts])
+        return self._divisions.put(key, division, size=size) if known else division
 
     def _whole_batch(self, phase: str, module: str, parts: Sequence[StepPart]) -> WholeBatch:
         rows: list[int | None] = [0] * self._devices

@@ -28,6 +28,10 @@ CHUNK_SECONDS = 0.1
 MAX_CHUNK_LINES = 500
 #: Pieces of this size stay on the splitter's fast path, and bound a chunk.
 PIECE_BYTES = MAX_LINE_BYTES // 2
+#: What the service writes of its own, of each kind, in all logs of an attempt together: with `observe: every` a line
+#: for each step, of which a program may claim any number.
+MAX_OWN_BYTES = 256 * 1024 * 1024
+OWN_LIMIT_REACHED = "lines about splits end here: those of this attempt have {:,} bytes, and may have no more"
 #: A progress bar is shown this often while it redraws itself.
 REDRAW_SECONDS = 1.0
 
@@ -73,6 +77,7 @@ class LogRelay:
         self._devices = [_DeviceLog(LogWriter(paths.log_file(attempt, device))) for device in range(devices)]
         self._shipper = shipper
         self._clock = clock
+        self._own_bytes: dict[StreamName, int] = {}  # written by the service
 
     @property
     def dropped(self) -> int:
@@ -96,11 +101,17 @@ class LogRelay:
 
     def add_line(self, device: int, stream: StreamName, rank: int, text: str, step: int | None) -> None:
         """Take one line of the service's own (`shard`, `service`); it is split like any other."""
+        if self._has_room(stream, len(text)):
+            self._add_own_line(device, stream, rank, text, step)
+
+    def _add_own_line(self, device: int, stream: StreamName, rank: int, text: str, step: int | None) -> None:
         self.add_output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
 
     def add_shard_lines(self, rank: int, lines: Sequence[ShardLine]) -> None:
         """Write lines about the steps of one packet of a rank. They have waited in the rank, so they are not held back
         again, and they stay together in chunks."""
+        if not self._has_room("shard", sum([len(line.text) for line in lines])):
+            return
         now = self._clock()
         for (device, step), alike in groupby(lines, key=_device_and_step):
             texts = [line.text.encode() for line in alike]
@@ -113,6 +124,15 @@ class LogRelay:
                 self._write_chunk(device)
         for device in {line.device for line in lines}:
             self._write_chunk(device)
+
+    def _has_room(self, stream: StreamName, count: int) -> bool:
+        """Count what the service is about to write; False where it has written enough. Of the lines about splits the
+        log says that they end."""
+        before = self._own_bytes.get(stream, 0)
+        after = self._own_bytes[stream] = before + count
+        if before <= MAX_OWN_BYTES < after and stream == "shard":
+            self._add_own_line(0, "service", 0, OWN_LIMIT_REACHED.format(before), None)
+        return after <= MAX_OWN_BYTES
 
     def next_deadline(self) -> float | None:
         """When `flush_due` is to be called, by the relay's clock; `None` while nothing waits."""

@@ -49,6 +49,11 @@ class MetricRelay:
         """Points that could not be written, up to now."""
         return self._writer.dropped
 
+    @property
+    def kept_bytes(self) -> int:
+        """Length of the file."""
+        return self._writer.end
+
     def add_point(self, record: MetricSample) -> None:
         """Take one point of a series. An impossible time (a program may claim any) becomes the time of arrival."""
         now = self._clock()

@@ -4,11 +4,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.protocol.records import MAX_INTERNED, AnyRecord, BatchSplit, MetricSample, Outline, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import MAX_INTERNED, BatchSplit, MetricSample, Outline, Step
 
 #: Speed is that of the last few seconds, so that a slow start does not spoil the estimate.
 WINDOW_SECONDS = 10.0
 MAX_POINTS = 4096
+#: Splits from `MAX_INTERNED` on that may wait for their step.
+MAX_PASSING_SPLITS = 64
 #: Phases whose steps count as steps of the job.
 MAIN_PHASES = ("train", "forward")
 
@@ -46,6 +49,8 @@ class RowCounter:
     def add_split(self, split: BatchSplit) -> None:
         kept = self._kept if len(self._kept) < MAX_INTERNED else self._passing
         kept[split.id] = sum(rows or 0 for rows in split.rows)
+        if len(self._passing) > MAX_PASSING_SPLITS:
+            del self._passing[next(iter(self._passing))]
 
     def count_rows(self, steps: Sequence[Step]) -> int:
         known = self._kept | self._passing if self._passing else self._kept

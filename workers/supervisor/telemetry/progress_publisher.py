@@ -1,14 +1,17 @@
 """Publishes how far an attempt is: the status's `progress`, at most four times a second."""
 
 import msgspec
+import structlog
 
 from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec, RecipeProgram
-from jobs.protocol.records import SingleRecord, StepBatch
+from jobs.protocol.packets import SingleRecord, StepBatch
 from workers.supervisor.telemetry.output_tail import OutputTails
 from workers.supervisor.telemetry.progress import RecipeProgress
 from workers.supervisor.telemetry.script_progress import ScriptProgress
 from workers.supervisor.telemetry.shipper import StreamShipper
+
+log = structlog.get_logger(__name__)
 
 PROGRESS_SECONDS = 0.25
 PROGRESS_TTL = 86_400
@@ -28,6 +31,7 @@ class ProgressPublisher:
         self._changed = False  # since it was last published
         self._publish_after = 0.0
         self._published = b"null"
+        self._has_failed = False
 
     def resume_from(self, step: int, epoch: int) -> None:
         """Begin after so many steps of a recipe, in an epoch that is counted from 0."""
@@ -59,7 +63,15 @@ class ProgressPublisher:
             self.publish()
 
     def publish(self) -> None:
-        """Publish the progress, unless it is as it was."""
+        """Publish the progress, unless it is as it was. What a program prints and says of itself may make no sense."""
+        try:
+            self._publish()
+        except (ArithmeticError, ValueError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning("progress_not_published", error=str(error))
+
+    def _publish(self) -> None:
         if self._output_tail is not None and isinstance(self._progress, ScriptProgress):
             self._progress.set_bars(self._output_tail.open_bars())
         body = msgspec.json.encode(self._progress.make_status())

@@ -10,9 +10,11 @@ from jobs.files.checkpoints import METRICS, REPORT, VerifiedCheckpoint
 from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec
 from jobs.protocol import names
-from jobs.protocol.records import SingleRecord, StepBatch
+from jobs.protocol.packets import SingleRecord, StepBatch
+from jobs.protocol.records import Note
 from jobs.splits.device_marks import DeviceTimes
 from jobs.store import AttemptId
+from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.telemetry.hardware_relay import HardwareRelay
 from workers.supervisor.telemetry.log_relay import LogRelay
@@ -40,8 +42,10 @@ class TelemetryPublisher:
         aggregator: Aggregator,
         spec: JobSpec,
         samples: Path,
+        redactor: SecretRedactor | None = None,
     ) -> None:
-        """`samples` is the file in which the node writes those of the attempt's hardware.
+        """`samples` is the file in which the node writes those of the attempt's hardware. `redactor` cleans what the
+        service itself says of the attempt: what ranks send comes clean.
 
         Raises:
             OSError: the attempt's directory cannot be made.
@@ -50,6 +54,7 @@ class TelemetryPublisher:
         self._logs = LogRelay(directory, devices, shipper)
         self._metrics = MetricRelay(directory, shipper)
         self._shipper = shipper
+        self._redactor = redactor
         self._progress = ProgressPublisher(spec, shipper, names.progress_key(*key))
         self._hardware = HardwareRelay(samples, shipper, names.hardware_key(*key), paths.hardware_file(directory))
         self._report = ReportPublisher(aggregator, shipper, names.report_key(*key), paths.report_file(directory))
@@ -61,6 +66,7 @@ class TelemetryPublisher:
 
     def log_line(self, text: str) -> None:
         """Write a line of the service's own to the first device's log."""
+        text = text if self._redactor is None else self._redactor.clean_text(text)
         self._logs.add_line(0, "service", 0, text, None)
 
     def add_record(self, rank: int, record: StepBatch | SingleRecord, source: int = 0) -> None:
@@ -68,6 +74,8 @@ class TelemetryPublisher:
         if isinstance(record, StepBatch):
             self._add_batch(rank, record, source)
         else:
+            if self._redactor is not None and isinstance(record, Note):
+                record = Note(record.field, self._redactor.clean_text(record.reason))
             self._progress.add_record(rank, record, source)
             self._report.add_record(rank, record, source)
 
@@ -109,6 +117,11 @@ class TelemetryPublisher:
         except OSError as error:
             self.log_line(f"the metrics begin at step {step}: earlier ones cannot be read ({error})")
 
+    @property
+    def metric_bytes(self) -> int:
+        """What the points of metrics take on disk."""
+        return self._metrics.kept_bytes
+
     def next_deadline(self) -> float | None:
         """When `flush_due` has something to do, by the wall clock."""
         deadlines = self._logs.next_deadline(), self._metrics.next_deadline()
@@ -131,6 +144,10 @@ class TelemetryPublisher:
         refused = self._report.write_final(self._progress.last_line())
         self._hardware.save()
         return refused
+
+    def add_part_samples(self, part: int, data: bytes) -> None:
+        """Take what another node has sampled of the hardware of its part, as `SampleForwarder` sends it."""
+        self._hardware.add_part(part, data)
 
     def _add_samples(self, *, at_once: bool = False) -> None:
         samples = self._hardware.poll(monotonic(), at_once=at_once)

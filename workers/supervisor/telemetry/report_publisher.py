@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from jobs.protocol.hardware import AttemptSamples
-from jobs.protocol.records import MetricSample, SingleRecord, Step
+from jobs.protocol.packets import SingleRecord
+from jobs.protocol.records import MetricSample, Step
 from jobs.splits.device_marks import DeviceTimes
 from jobs.support import failpoints
 from shardyard.contract.report import Report, encode_report
@@ -22,7 +24,11 @@ from workers.supervisor.telemetry.shipper import StreamShipper
 
 log = structlog.get_logger(__name__)
 
+#: Between two snapshots: at least this, and so many times what the last one took of a core.
 REPORT_SECONDS = 1.0
+REPORT_FACTOR = 20
+#: Added to the last snapshot where the final report cannot be made.
+UNFINISHED = "the report ends before the end of the attempt: a later one could not be made of what the ranks have sent"
 #: Snapshots in the telemetry Redis; the files in storage are kept.
 SNAPSHOT_TTL = 86_400
 #: The same for a report whose file is written: readers use that, except those that are about to look in Redis.
@@ -42,6 +48,7 @@ class ReportPublisher:
         self._failures: set[str] = set()
         self._final: bytes | None = None
         self._final_report: Report | None = None
+        self._last_snapshot: Report | None = None
 
     def add_record(self, rank: int, record: SingleRecord, source: int) -> None:
         self._changed = True
@@ -94,10 +101,12 @@ class ReportPublisher:
         """Publish a snapshot where something has changed, at most once a second; `now` is monotonic."""
         if not self._changed or now < self._publish_after:
             return
-        self._changed, self._publish_after = False, now + REPORT_SECONDS
+        self._changed, began = False, time.thread_time()
         with self._logging_failure("snapshot"):
             snapshot = self._aggregator.make_report(False, "", time.time())
             self._shipper.put_blob(self._key, encode_report(snapshot), SNAPSHOT_TTL)
+            self._last_snapshot = snapshot
+        self._publish_after = now + max(REPORT_SECONDS, REPORT_FACTOR * (time.thread_time() - began))
 
     def write_final(self, last_line: str) -> str:
         """Write and publish the final report; nothing is added from now on. May be called again.
@@ -106,8 +115,7 @@ class ReportPublisher:
         """
         try:
             if self._final is None:
-                self._final_report = self._aggregator.make_report(True, last_line, time.time())
-                self._final = encode_report(self._final_report)
+                self._final_report, self._final = self._make_final(last_line)
                 self._shipper.put_blob(self._key, self._final, SNAPSHOT_TTL)
             write_atomically(self._file, self._final)
             self._shipper.put_blob(self._key, self._final, WRITTEN_TTL)
@@ -119,6 +127,19 @@ class ReportPublisher:
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("final report")
         return ""
+
+    def _make_final(self, last_line: str) -> tuple[Report, bytes]:
+        """The final report, or the last snapshot where a fault prevents it. Raises where there is none either."""
+        try:
+            report = self._aggregator.make_report(True, last_line, time.time())
+            return report, encode_report(report)
+        except Exception:
+            self._log_failure("final report")
+            if self._last_snapshot is None:
+                raise
+            notes = self._last_snapshot.notes | {"patterns": UNFINISHED}
+            report = msgspec.structs.replace(self._last_snapshot, final=True, notes=notes)
+            return report, encode_report(report)
 
     @property
     def device_times(self) -> DeviceTimes | None:

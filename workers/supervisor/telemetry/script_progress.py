@@ -10,7 +10,9 @@ from itertools import groupby
 from time import monotonic
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, Outcome, ProgramProgress, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Group, Loaded
+from jobs.protocol.records import BatchSplit, MetricSample, Outcome, ProgramProgress, Step
 from workers.supervisor.telemetry.progress import RowCounter, SpeedMeter
 from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 

@@ -22,11 +22,10 @@ from typing import Any
 
 import redis
 import structlog
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from jobs.files.frame_file import Frame, FrameKind, FrameReader
 from jobs.protocol import names
+from jobs.store.client import connect_for_loss
 
 EMPTY = "0-0"
 #: One batch of one stream, and of all streams together.
@@ -36,7 +35,9 @@ _ROUND_BYTES = 2 * 1024 * 1024
 _ROUND_SECONDS = 0.01
 _SOCKET_SECONDS = 2.0
 _BACKOFF_SECONDS = (0.1, 5.0)
-#: A stream lives so long after its seal: its file is whole by then, and readers turn to that when the attempt is over.
+#: A stream lives so long after its newest frame.
+WINDOW_SECONDS = 3600
+#: And so long after its seal: its file is whole by then, and readers turn to that when the attempt is over.
 SEALED_SECONDS = 120
 #: A stream's window is trimmed by sixteenths.
 _MARKS = 16
@@ -107,24 +108,16 @@ class StreamShipper:
         attempt: int,
         *,
         window_bytes: int = 4 * 1024 * 1024,
-        window_seconds: int = 3600,
     ) -> None:
         """Start the thread, which connects by itself.
 
-        A stream keeps about `window_bytes`, and expires after `window_seconds` without a new frame, or `SEALED_SECONDS`
+        A stream keeps about `window_bytes`, and expires after `WINDOW_SECONDS` without a new frame, or `SEALED_SECONDS`
         after its seal.
         """
         self._log_key: Callable[[int], str] = lambda device: names.log_stream(tenant, job, attempt, device)
         self._metric_key = names.metric_stream(tenant, job, attempt)
         self._window_bytes = window_bytes
-        self._window_seconds = window_seconds
-        self._client = redis.Redis.from_url(
-            url,
-            socket_timeout=_SOCKET_SECONDS,
-            socket_connect_timeout=_SOCKET_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # as in `jobs.store.client:connect`
-        )
+        self._client = connect_for_loss(url, _SOCKET_SECONDS)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -279,7 +272,7 @@ class StreamShipper:
 
     def _script_arguments(self, batch: _FrameBatch) -> list[str | bytes | int]:
         channel = batch.channel
-        seconds = SEALED_SECONDS if batch.frames[-1].kind == FrameKind.SEAL else self._window_seconds
+        seconds = SEALED_SECONDS if batch.frames[-1].kind == FrameKind.SEAL else WINDOW_SECONDS
         arguments: list[str | bytes | int] = [channel.id, channel.oldest_kept_id(self._window_bytes), seconds]
         for frame, raw in zip(batch.frames, batch.raws, strict=True):
             arguments += (frame.id, raw)

@@ -11,6 +11,7 @@ be kept is counted, and errors are logged.
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -23,6 +24,7 @@ from jobs.files import paths, user_files
 from jobs.files.user_files import UserFilesRecord
 from jobs.store import AttemptId
 from jobs.support import fs
+from jobs.support.directory_cursor import walk_directories
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor.user_files.baseline import Baseline, read_baseline
 from workers.supervisor.user_files.file_mover import FileMover, MoveRefused, TimeIsUp
@@ -96,7 +98,12 @@ class _Measured(NamedTuple):
 
 
 def _measure_directory(directory: Path) -> _Measured:
-    sizes = [(Path(parent) / name).lstat().st_size for parent, _, names in os.walk(directory) for name in names]
+    if not directory.exists():
+        return _Measured(0, 0)
+    sizes = []
+    for here, names in walk_directories(directory):
+        found = (os.stat(name, dir_fd=here, follow_symlinks=False) for name in names)
+        sizes += [status.st_size for status in found if not stat.S_ISDIR(status.st_mode)]
     return _Measured(len(sizes), sum(sizes))
 
 
@@ -146,7 +153,7 @@ def _remove_replaced(attempt_dir: Path, attempt: AttemptId, room: int) -> None:
 
 def _other_attempts(attempt_dir: Path, is_asked: Callable[[int], bool]) -> dict[int, UserFilesRecord]:
     """Records of other attempts of the job that have kept files, by number."""
-    numbers = [int(name) for name in os.listdir(attempt_dir.parent) if name.isdigit()]
+    numbers = [int(name) for name in os.listdir(attempt_dir.parent) if name.isdecimal()]
     records = {
         number: user_files.read_record(attempt_dir.with_name(str(number))) for number in numbers if is_asked(number)
     }

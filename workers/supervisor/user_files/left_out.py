@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from shardyard.contract.plain_text import escape_unsafe
 from shardyard.contract.responses import LeftOutFiles
+from shardyard.formatting import byte_count
 
 Reason = Literal["limit", "count", "data_set", "link", "name", "unreadable", "time", "disk", "replaced"]
 
@@ -27,7 +29,6 @@ _WHY: Final[dict[Reason, str]] = {
     "time": "there was no time left to copy to the storage directory",
     "disk": "the storage directory has no room",
 }
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class FoundFile(NamedTuple):
@@ -65,7 +66,7 @@ class LeftOutTally:
 
 
 def _summarize(reason: Reason, tally: _Tally, limit: int) -> LeftOutFiles:
-    newest, largest = printable_path(tally.newest.path), printable_path(tally.largest.path)
+    newest, largest = escape_unsafe(tally.newest.path), escape_unsafe(tally.largest.path)
     what = f"{newest[:MAX_SHOWN]} ({byte_count(tally.bytes)}) was not kept"
     if tally.files > 1:
         sizes = byte_count(tally.newest.bytes), byte_count(tally.largest.bytes)
@@ -89,17 +90,3 @@ def replaced_files(files: int, size: int, attempt: int) -> LeftOutFiles:
     verb = "was" if files == 1 else "were"
     message = f"{what} ({byte_count(size)}) {verb} removed to make room for those of attempt {attempt}"
     return LeftOutFiles(reason="replaced", message=message, files=files, bytes=size, newest="", largest="")
-
-
-def printable_path(path: str) -> str:
-    """A path as text that can be shown and sent: bytes and characters that cannot are escaped."""
-    text = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
-def byte_count(count: int) -> str:
-    """`512 B`, `1.5 GiB`."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

@@ -1,12 +1,19 @@
 -- All keys at one moment, for a back-up. What nodes say of themselves when they register is left out, and what is on its
 -- way to them: a service that is restored has other nodes, or the same ones anew. So is the list of
--- changes: the processes that follow it begin anew.
+-- changes: the processes that follow it begin anew. The secret of a live attempt's link is left out as well.
 -- Returns {key, type, milliseconds to live or -1, {value...}}...
 local LEFT_OUT = {node = true, nodes = true, pool = true, pools = true, free = true, held = true, quarantine = true,
   devices = true, suspects = true, hold = true, outbox = true, leader = true, changes = true, celery = true}
 local READ = {
   string = function(key) return {redis.call('GET', key)} end,
-  hash = function(key) return redis.call('HGETALL', key) end,
+  hash = function(key)
+    local fields, kept = redis.call('HGETALL', key), {}
+    if key_family(key) ~= 'attempt' then return fields end
+    for i = 1, #fields, 2 do
+      if fields[i] ~= 'link' then kept[#kept + 1], kept[#kept + 2] = fields[i], fields[i + 1] end
+    end
+    return kept
+  end,
   set = function(key) return redis.call('SMEMBERS', key) end,
   zset = function(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end,
 }

@@ -1,7 +1,7 @@
--- b: leases free devices to queued jobs, all or nothing, on one node each. Anyone may call it at any time.
--- Only the head of each (pool, devices wanted) class is looked at, so the cost does not grow with the queue.
+-- b: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Anyone may call it at any time.
+-- Only the head of each class (pool, devices and nodes wanted) is looked at, so the cost does not grow with the queue.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
--- one node that is large enough is kept for it, against all jobs that come after it in the queue.
+-- nodes that are large enough are kept for it, against all jobs that come after it in the queue.
 -- Jobs of `avoid_slow_from` devices or more get devices that were slow lately only where there are no others (0: no jobs).
 -- It returns the hints that are due as well, '<node> <attempt ref>', and sets when they are due again, should the attempt
 -- not be claimed: those of the attempts that it created, and those that were lost.
@@ -24,48 +24,93 @@ end
 end_backoff('-inf', int(now))
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 
--- The pool that is looked at, and what is kept there for a job that has waited: {node, score, ref} or {}.
-local pool, hold
+-- The pool that is looked at, its policy, and what is kept there for a job that has waited: {nodes, score, ref} or {}.
+local pool, policy, hold
 
--- The node with the fewest free devices that still fits, so that large gaps stay whole. One where the job would get
--- devices that it should avoid (`sound`: how many must not be such) comes after any other, and so does, after those, one
--- that did not take the job's last attempt.
-local function find_node(fitting, score, avoided, sound)
-  local slow, last
-  for _, node in ipairs(fitting) do
-    if hold.node ~= node or score <= hold.score then
-      if node == avoided then last = node
-      elseif not sound or has_sound_devices(node, sound) then return node
-      else slow = slow or node end
+-- Some nodes that have so many free devices, those with the fewest first. Supervisors of an earlier version know no
+-- policies, and offer their node again when they free devices: one that lacks the box goes out here.
+local function find_fitting(devices, seen)
+  local fitting, refused
+  repeat
+    fitting = redis.call('ZRANGEBYSCORE', free_nodes_key(pool), devices, '+inf', 'LIMIT', 0, seen)
+    refused = 0
+    for _, node in ipairs(policy.box ~= 'any' and fitting or {}) do
+      if not has_demanded_box(node, policy) then refused = refused + redis.call('ZREM', free_nodes_key(pool), node) end
     end
-  end
-  return slow or last
+  until refused == 0
+  return fitting
 end
 
--- `head` is the first job of a class: {ref, score, devices, class}.
-local function lease(head)
-  local ref, devices = head.ref, head.devices
-  local careful = avoid_slow_from > 0 and devices >= avoid_slow_from
-  local seen = careful and MAX_NODES_COMPARED or MAX_NODES_FITTING
-  local fitting = redis.call('ZRANGEBYSCORE', free_nodes_key(pool), devices, '+inf', 'LIMIT', 0, seen)
-  if not fitting[1] then return false end
-  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid')
-  local node = find_node(fitting, head.score, job[2], careful and devices)
-  if not node then return false end
-  local number = tonumber(job[1]) + 1
-  local attempt_ref = ref .. '/' .. number
+local function is_kept(node, score) return hold.nodes and hold.nodes[node] and score > hold.score end
+
+-- The nodes with the fewest free devices that still fit, so that large gaps stay whole. One where the job would get
+-- devices that it should avoid (`sound`: how many must not be such) comes after any other, and so does, after those, one
+-- that did not take the job's last attempt.
+local function find_nodes(fitting, head, avoided, sound)
+  local nodes, slow, last = {}, {}, {}
+  for _, node in ipairs(fitting) do
+    if not is_kept(node, head.score) then
+      local kind = node == avoided and last or sound and not has_sound_devices(node, sound) and slow or nodes
+      kind[#kind + 1] = node
+      if head.nodes == 1 and kind == nodes then return {node} end
+    end
+  end
+  if head.nodes == 1 then return slow[1] and {slow[1]} or last[1] and {last[1]} end
+  for _, more in ipairs({{}, slow, last}) do
+    for _, node in ipairs(more) do nodes[#nodes + 1] = node end
+    local gang = choose_gang(nodes, head.nodes)
+    if gang then return gang end
+  end
+end
+
+-- Takes devices of a node for an attempt. Returns them as text.
+local function hold_devices(node, attempt_ref, devices, careful)
   local chosen, held = take_devices(node, devices, careful), {}
   for i, device in ipairs(chosen) do held[2 * i - 1], held[2 * i] = device, attempt_ref end
   redis.call('HSET', held_devices_key(node), unpack(held))
   refresh_node(node)
+  redis.call('ZADD', OUTBOX_KEY, int(now), node .. ' ' .. attempt_ref)
+  return table.concat(chosen, ',')
+end
+
+-- The network of a job: that of the node where it gets none of its own, as those do whose ranks talk from node to node.
+local function choose_network(nodes)
+  local _, has_network = read_box(nodes[1])
+  return #nodes == 1 and has_network and policy.network or 'host'
+end
+
+-- `head` is the first job of a class: {ref, score, devices, nodes, class}.
+local function lease(head)
+  local ref, devices = head.ref, head.devices
+  local careful = avoid_slow_from > 0 and devices * head.nodes >= avoid_slow_from
+  local seen = careful and MAX_NODES_COMPARED or MAX_NODES_FITTING
+  if head.nodes > 1 then seen = GANG_NODES_FACTOR * head.nodes + GANG_NODES_MORE end
+  local fitting = find_fitting(devices, seen)
+  if #fitting < head.nodes then return false end
+  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid')
+  local nodes = find_nodes(fitting, head, job[2], careful and devices)
+  if not nodes then return false end
+  local number = tonumber(job[1]) + 1
+  local attempt_ref, network = ref .. '/' .. number, choose_network(nodes)
   dequeue(ref)
   if hold.ref == ref then hold = {} end
-  local leased = table.concat(chosen, ',')
-  redis.call('HSET', attempt_key(ref, number), 'node', node, 'leased', leased, 'state', 'leased', 'beat', 0,
-    'created', int(now))
+  local leased = hold_devices(nodes[1], attempt_ref, devices, careful)
+  local fields = {'node', nodes[1], 'leased', leased, 'state', 'leased', 'beat', 0, 'created', int(now), 'network', network}
+  local followers = {}
+  for part = 1, #nodes - 1 do
+    local node = nodes[part + 1]
+    local taken = hold_devices(node, attempt_ref, devices, careful)
+    for name, value in pairs({node = node, leased = taken, state = 'leased', beat = 0}) do
+      fields[#fields + 1], fields[#fields + 2] = part_field(name, part), value
+    end
+    followers[part] = node .. ':' .. taken
+  end
+  if nodes[2] then fields[#fields + 1], fields[#fields + 2] = 'parts', #nodes end
+  redis.call('HSET', attempt_key(ref, number), unpack(fields))
   redis.call('SADD', LEASES_KEY, attempt_ref)
-  redis.call('ZADD', OUTBOX_KEY, int(now), node .. ' ' .. attempt_ref)
-  move(ref, 'starting', 'starting', '', {'attempt', number, 'node', node, 'leased', leased})
+  local placed = {'attempt', number, 'node', nodes[1], 'leased', leased, 'network', network}
+  if nodes[2] then placed[#placed + 1], placed[#placed + 2] = 'followers', table.concat(followers, ' ') end
+  move(ref, 'starting', 'starting', '', placed)
   created[#created + 1] = attempt_ref
   return true
 end
@@ -81,45 +126,54 @@ local function could_fit(node, devices)
   return usable >= devices
 end
 
--- What is kept in the pool. A node that went away, shrank or lost devices to quarantine is not: the job could never
--- start there.
+-- What is kept in the pool. Nodes of which one went away, shrank, lost devices to quarantine or reaches the others no more
+-- are not: the job could never start there.
 local function read_hold()
   local key = hold_key(pool)
   local found = redis.call('HMGET', key, 'node', 'score', 'devices', 'ref')
   if not found[1] then return {} end
-  if not could_fit(found[1], tonumber(found[3])) then
+  local nodes, fitting, count = {}, {}, 0
+  for node in string.gmatch(found[1], '%S+') do
+    nodes[node], count = true, count + 1
+    if could_fit(node, tonumber(found[3])) then fitting[#fitting + 1] = node end
+  end
+  if #fitting < count or count > 1 and not choose_gang(fitting, count) then
     redis.call('DEL', key)
     return {}
   end
-  return {node = found[1], score = tonumber(found[2]), ref = found[4]}
+  return {nodes = nodes, score = tonumber(found[2]), ref = found[4]}
 end
 
--- Keeps the node with the most free devices for a job that has waited too long; the first in the queue's order has it.
+-- Keeps the nodes with the most free devices for a job that has waited too long; the first in the queue's order has them.
 -- A job from the future means that the clock was set back: it has waited.
-local function hold_node(head)
+local function keep_nodes(head)
   if hold.score and hold.score <= head.score then return end
   local waited = now - tonumber(read_field(job_key(head.ref), 'created'))
   if waited >= 0 and waited < hold_us then return end
+  local large = {}
   for _, node in ipairs(redis.call('ZREVRANGE', free_nodes_key(pool), 0, MAX_NODES_SEEN - 1)) do
-    if could_fit(node, head.devices) then
-      hold = {node = node, score = head.score, ref = head.ref}
-      redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', node, 'devices', head.devices,
-        'score', int(head.score))
-      return
-    end
+    if could_fit(node, head.devices) then large[#large + 1] = node end
+    if head.nodes == 1 and large[1] then break end
   end
+  local chosen = head.nodes == 1 and large or choose_gang(large, head.nodes)
+  if not chosen or not chosen[1] then return end
+  hold = {nodes = {}, score = head.score, ref = head.ref}
+  for _, node in ipairs(chosen) do hold.nodes[node] = true end
+  redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
+    'score', int(head.score))
 end
 
 local function first_job(class)
   local head = redis.call('ZRANGE', queue_key(pool, class), 0, 0, 'WITHSCORES')
-  return head[1] and {ref = head[1], score = tonumber(head[2]), devices = tonumber(class), class = class}
+  local devices, nodes = read_class(class)
+  return head[1] and {ref = head[1], score = tonumber(head[2]), devices = devices, nodes = nodes, class = class}
 end
 
 for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
-  pool = name
+  pool, policy = name, read_policy(name)
   hold = read_hold()
   local heads = {}
-  for _, class in ipairs(redis.call('SMEMBERS', queue_classes_key(pool))) do heads[#heads + 1] = first_job(class) or nil end
+  for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(class) or nil end
   while #heads > 0 and #created < max_jobs do
     local first = 1
     for i = 2, #heads do
@@ -127,7 +181,7 @@ for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
     end
     local head = heads[first]
     local next_head = false  -- of a class that fits nowhere, nothing more is looked at
-    if lease(head) then next_head = first_job(head.class) else hold_node(head) end
+    if lease(head) then next_head = first_job(head.class) else keep_nodes(head) end
     if next_head then heads[first] = next_head else table.remove(heads, first) end
   end
 end

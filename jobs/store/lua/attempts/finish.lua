@@ -4,7 +4,7 @@
 -- Returns 'ok' | 'lost'
 local ref, number, claimant, reason, message, cause, failed, result, backoff_us, max_losses, dead_on_node, measured =
   unpack(ARGV, 1, 12)
-local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'reason', 'node')
+local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'reason', 'requeue')
 if attempt[2] ~= claimant then return 'lost' end
 
 local function release()
@@ -15,15 +15,22 @@ local function release()
 end
 
 if attempt[1] == 'ended' then
-  local same = attempt[3] == reason or (attempt[3] == 'drained' and reason == 'service_stopped')
-  return same and release() or 'lost'
+  local stopped = reason == 'service_stopped' and (attempt[3] == 'drained' or attempt[3] == 'storage_low')
+  return (attempt[3] == reason or stopped) and release() or 'lost'
 end
 if reason == 'service_stopped' then  -- a supervisor knows that it was told to stop, and not why
-  local node = redis.call('HMGET', node_key(attempt[4]), 'stopping', 'moving')
-  if node[1] ~= '1' and node[2] then  -- it moves its attempts, or did until a moment ago
-    reason, message = 'drained', 'node ' .. attempt[4] .. ' is being drained, and its deadline was over'
+  local function is_stopping(node) return read_field(node_key(node), 'stopping') == '1' end
+  local function moves_attempts(node) return redis.call('HEXISTS', node_key(node), 'moving') == 1 end  -- or just did
+  if not find_node_of_attempt(ref, number, is_stopping) then
+    local moving = find_node_of_attempt(ref, number, moves_attempts)
+    if attempt[4] then
+      local low = find_node_of_attempt(ref, number, has_low_disk) or read_field(attempt_key(ref, number), 'node')
+      reason, message = attempt[4], low_disk_message(low)
+    elseif moving then
+      reason, message = 'drained', 'node ' .. moving .. ' is being drained, and its deadline was over'
+    end
   end
 end
-record_attempt(ref, number, reason, '', measured)
+record_attempt(ref, number, reason, reason == 'node_lost' and message or '', measured)
 settle_attempt(ref, number, reason, message, cause, failed, result, tonumber(backoff_us), tonumber(max_losses))
 return release()

@@ -1,6 +1,6 @@
--- The heartbeat of a lease, which is answered with what the supervisor should do now.
+-- The heartbeat of a part of a lease, which is answered with what the supervisor should do now.
 -- Returns 'go' | 'profile' | 'cancel' | 'stop' | 'lost'
-local ref, number, claimant = unpack(ARGV)
-local command = command_for(ref, number, claimant)
-if command ~= 'lost' then redis.call('HINCRBY', attempt_key(ref, number), 'beat', 1) end
+local ref, number, claimant, part = unpack(ARGV)
+local command = command_for(ref, number, claimant, part)
+if command ~= 'lost' then redis.call('HINCRBY', attempt_key(ref, number), part_field('beat', tonumber(part)), 1) end
 return command

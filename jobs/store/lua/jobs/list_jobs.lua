@@ -1,7 +1,7 @@
 -- One page of a tenant's jobs, newest first, by keyset: ids sort by time.
 -- Further arguments are the fields to return of each job, 'state' first.
--- Returns {next_id or '', {{id, ahead, free, largest gap, live nodes, total}...}, id, {value...}...}: first what the first
--- `max_queues` jobs that wait do wait behind. next_id is where the search stopped, '' at the end of the list.
+-- Returns {next_id or '', {{id, queue...}...}, id, {value...}...}: first what the first `max_queues` jobs that wait do
+-- wait behind (see `queue_view`). next_id is where the search stopped, '' at the end of the list.
 local tenant, state, after, limit, pool, label_key, label_value, name, max_scanned, max_queues = unpack(ARGV, 1, 10)
 limit, max_scanned, max_queues = tonumber(limit), tonumber(max_scanned), tonumber(max_queues)
 local all = pool == '' and label_key == '' and name == ''

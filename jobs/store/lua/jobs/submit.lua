@@ -1,7 +1,7 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
 -- Returns {status, detail...}: created id time queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
---   | too_large n | unknown_bundle
-local tenant, id, pool, devices, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
+--   | too_large n | too_few_nodes n | unknown_bundle
+local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
   parent, token, bundle = unpack(ARGV)
 local ref = tenant .. '/' .. id
 local key = idem ~= '' and idempotency_key(tenant, idem)
@@ -19,6 +19,8 @@ if redis.call('SISMEMBER', POOLS_KEY, pool) == 0 then
 end
 local largest = redis.call('ZREVRANGE', node_sizes_key(pool), 0, 0, 'WITHSCORES')
 if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', largest[2] or '0'} end
+local able = nodes ~= '1' and redis.call('ZCOUNT', node_sizes_key(pool), devices, '+inf')
+if able and able < tonumber(nodes) then return {'too_few_nodes', tostring(able)} end
 -- Last, so that nobody uploads code for a job that could not run anyway.
 if bundle_ref and redis.call('EXISTS', bundle_key(bundle_ref)) == 0 then return {'unknown_bundle'} end
 
@@ -29,6 +31,7 @@ redis.call('SET', spec_key(ref), spec)
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
   'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
   'score', int(score), 'created', created, 'version', 0)
+if nodes ~= '1' then redis.call('HSET', job_key(ref), 'nodes', nodes) end
 for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem}) do
   if value ~= '' then redis.call('HSET', job_key(ref), field, value) end
 end

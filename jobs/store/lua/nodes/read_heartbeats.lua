@@ -1,11 +1,16 @@
--- What the reaper watches: every live lease with its node, and every node that counts as alive, each with the counter of
--- its heartbeats.
--- Returns {{attempt ref, counter, node}..., {node, counter}...} as two lists.
+-- What the reaper watches: every part of a live lease with its node, and every node that counts as alive, each with the
+-- counter of its heartbeats.
+-- Returns {{attempt ref, counter, node}..., {node, counter}...} as two lists; the leader's part is the first of an attempt.
 local leases, nodes = {}, {}
 for _, attempt_ref in ipairs(redis.call('SMEMBERS', LEASES_KEY)) do
   local ref, number = split_attempt_ref(attempt_ref)
-  local fields = redis.call('HMGET', attempt_key(ref, number), 'beat', 'node')
-  leases[#leases + 1] = {attempt_ref, fields[1], fields[2]}
+  local key = attempt_key(ref, number)
+  local beat, node, parts = unpack(redis.call('HMGET', key, 'beat', 'node', 'parts'))
+  leases[#leases + 1] = {attempt_ref, beat, node}
+  for part = 1, tonumber(parts or 1) - 1 do
+    beat, node = unpack(redis.call('HMGET', key, part_field('beat', part), part_field('node', part)))
+    leases[#leases + 1] = {attempt_ref, beat, node}
+  end
 end
 for _, node in ipairs(redis.call('SMEMBERS', NODES_KEY)) do
   local fields = redis.call('HMGET', node_key(node), 'alive', 'beat')

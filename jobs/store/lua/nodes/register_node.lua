@@ -1,8 +1,10 @@
 -- A node announces itself, or comes back. What it held it still holds, until it proves otherwise. Proof needs the
 -- traces in its state directory (`home`), so another directory may not take over a node that is alive or holds devices.
+-- `box` is the level of the box that it puts around jobs, `box_network` '1' where they have a network of their own in it.
+-- Nodes of the same `reach` can run one job together, '' with no other; those of one `topology` do so first.
 -- After the names come those of its devices in the whole fleet, in the order of their indexes.
 -- Returns 'ok' | 'taken' (alive elsewhere) | 'stranded' (holds devices of attempts started elsewhere)
-local node, instance, pool, address, info, count, home = unpack(ARGV, 1, 7)
+local node, instance, pool, address, info, count, home, box, box_network, reach, topology = unpack(ARGV, 1, 11)
 local before = redis.call('HMGET', node_key(node), 'home', 'pool', 'instance', 'alive', 'draining')
 if before[1] and before[1] ~= home then
   if before[4] == '1' then return 'taken' end
@@ -16,11 +18,13 @@ end
 redis.call('SADD', NODES_KEY, node)
 redis.call('SADD', POOLS_KEY, pool)
 redis.call('HSET', node_key(node), 'instance', instance, 'pool', pool, 'address', address, 'info', info,
-  'count', count, 'home', home, 'alive', '1', 'stopping', '', 'registered', int(now_us()))
+  'count', count, 'home', home, 'alive', '1', 'stopping', '', 'registered', int(now_us()),
+  'box', box, 'box_network', box_network, 'box_said_by', instance, 'reach', reach, 'topology', topology,
+  'reach_said_by', instance)
 redis.call('HINCRBY', node_key(node), 'beat', 1)
 redis.call('ZADD', node_sizes_key(pool), count, node)
 local names = {}
-for i = 8, #ARGV do names[#names + 1] = ARGV[i] end
+for i = 12, #ARGV do names[#names + 1] = ARGV[i] end
 name_devices(node, names)
 redis.call('DEL', free_devices_key(node))
 for device = 0, tonumber(count) - 1 do

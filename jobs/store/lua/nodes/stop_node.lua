@@ -4,6 +4,6 @@
 local node = unpack(ARGV)
 if redis.call('EXISTS', node_key(node)) == 0 then return 0 end
 redis.call('HSET', node_key(node), 'stopping', '1')
-notify_supervisors(node)
+notify_leaders(node)
 refresh_node(node)
 return requeue_unclaimed(node, 'service_stopped', 'the node was stopped before it started')

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobs.protocol.records import Loaded
+from jobs.protocol.probe_records import Loaded
 from workers.supervisor.report.process_state import ProcessState
 
 

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from jobs.protocol.records import Loaded, LossWeight
+from jobs.protocol.probe_records import Loaded, LossWeight
 from jobs.splits.device_sums import measured
 from shardyard.contract.report import Finding
 from workers.supervisor.report.findings.common_passes import (

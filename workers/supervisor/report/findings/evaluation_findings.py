@@ -5,7 +5,7 @@ An evaluation is a whole pass over a DataLoader in which a model was called and 
 
 from collections.abc import Iterator, Sequence
 
-from jobs.protocol.records import Loaded
+from jobs.protocol.probe_records import Loaded
 from jobs.splits.device_sums import measured
 from jobs.splits.plan import sampler_rows
 from shardyard.contract.report import Finding, Severity

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from jobs.protocol.records import GradientSync
+from jobs.protocol.probe_records import GradientSync
 from jobs.splits.lint import rank_problems
 from jobs.splits.row_weights import weigh_rows
 from shardyard.contract.report import Finding, describe_bytes, describe_rows

@@ -8,7 +8,7 @@ What the probe could not observe is no finding.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from jobs.protocol.records import Loaded
+from jobs.protocol.probe_records import Loaded
 from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
 from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
 from shardyard.contract.report import Finding

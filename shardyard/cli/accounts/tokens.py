@@ -1,12 +1,15 @@
 """Commands about bearer tokens: token create, list, revoke, show."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardyard import formatting
-from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_json
+from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_answer
 from shardyard.contract.errors import Unavailable
+
+if TYPE_CHECKING:
+    from shardyard.contract.responses import TokenList
 
 app = typer.Typer(help="Tokens for people and programs.", no_args_is_help=True)
 
@@ -26,11 +29,7 @@ def create_command(
     from shardyard.client import endpoints
 
     call = endpoints.create_token(name, scopes=scope, tenant=tenant)
-    with connect_client(url, token) as client:
-        if as_json:
-            print_json(client.json(call))
-        else:
-            print(client.call(call).token)
+    print_answer(call, lambda created: print(created.token), url, token, as_json)
 
 
 @app.command("list")
@@ -38,14 +37,14 @@ def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -
     """List tokens, without their secrets."""
     from shardyard.client import endpoints
 
-    with connect_client(url, token) as client:
-        if as_json:
-            return print_json(client.json(endpoints.list_tokens()))
-        found = client.tokens()
+    print_answer(endpoints.list_tokens(), _print_tokens, url, token, as_json)
+
+
+def _print_tokens(found: "TokenList") -> None:
     listing = make_table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
-    for each in found:
+    for each in found.tokens:
         listing.add_row(each.id, each.name, each.tenant, ", ".join(each.scopes), formatting.local_time(each.created_at))
-    return make_console().print(listing)
+    make_console().print(listing)
 
 
 @app.command("revoke")

@@ -22,9 +22,9 @@ from jobs.protocol.records import FLOP_STEP
 from workers.probe.clock import Span
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.measurements import DdpTimer
-from workers.probe.step_builder import StepBuilder
 from workers.probe.step_profiler import StepProfiler
 from workers.probe.step_records import DdpTimes, is_sampled, next_sampled_step
+from workers.probe.steps.step_builder import StepBuilder
 from workers.probe.types import (
     BACKWARD_DONE,
     CALLED,

@@ -14,7 +14,8 @@ from workers.probe.flop_count import FIELD, SEVERAL, FlopCount
 from workers.probe.gradients.synchronisation import GradientTracker, SyncHistory
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.shapes import rows_of
-from workers.probe.step_sender import RowChecker, StepSender
+from workers.probe.steps.row_checker import RowChecker
+from workers.probe.steps.step_sender import StepSender
 from workers.probe.types import NO_BATCHES, Backward, Forward, OptimizerBegin, StepTemplate
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.

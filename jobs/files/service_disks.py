@@ -1,0 +1,23 @@
+"""The directories that the service must be able to write to, whatever jobs do: it keeps a reserve on their disks."""
+
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from jobs.model.settings import Settings
+
+
+def api_directories(settings: Settings) -> dict[str, Path]:
+    """Those of an API process, by what lies there. The control Redis of `shardyard up` listens on a socket beside its
+    append-only file; one that is elsewhere is for its own host to watch."""
+    directories = {"storage": settings.storage.expanduser()}
+    redis = urlsplit(settings.control_url())
+    return directories | ({"control Redis": Path(unquote(redis.path)).parent} if redis.scheme == "unix" else {})
+
+
+def node_directories(settings: Settings) -> dict[str, Path]:
+    """Those of a worker."""
+    return api_directories(settings) | {
+        "state": settings.state_dir.expanduser(),
+        "temporary files": Path(tempfile.gettempdir()),
+    }

@@ -1,0 +1,332 @@
+"""The parts of an attempt on other nodes, as their leader has them: their ranks, and the links to them.
+
+What a follower sends goes to those who take what ranks here send (`FollowerEvents`), so that all who decide about ranks
+need not know where these run. A link that breaks, or is silent for too long, is a part that is lost: its ranks count as
+dead, since their own supervisor kills them when it hears nothing either, and their devices stay leased until it, or
+its node, proves that.
+"""
+
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+import structlog
+
+from jobs.files import paths
+from jobs.model.parts import ranks_of_part
+from jobs.model.records import DeviceRecord
+from jobs.protocol.packets import DESCENDANT_PACKET_BYTES, PacketDecoder, SingleRecord, StepBatch, batch_steps
+from workers.runtime.launch import AttemptConfig
+from workers.supervisor.checkpoints.assembly import DraftSource
+from workers.supervisor.event_loop import EventLoop
+from workers.supervisor.gang.remote_rank import RemoteRank, make_rank
+from workers.supervisor.limits.record_bounds import bound_record
+from workers.supervisor.link.connection import Link
+from workers.supervisor.link.errors import LinkClosed
+from workers.supervisor.link.messages import (
+    DescendantBytes,
+    DescendantEnded,
+    HardwareSamples,
+    Joined,
+    Message,
+    Over,
+    PartFailed,
+    PartSwept,
+    RankBytes,
+    RankEnded,
+    RankOutput,
+    Start,
+)
+
+log = structlog.get_logger(__name__)
+
+#: The share of the lease for which a link may be silent, and how many seconds in any case: after a cut of five, TCP
+#: takes one or two until it sends again.
+SILENCE, MIN_SILENCE_SECONDS = 0.25, 7.0
+#: How long a follower may take to say which devices it has, once it has joined.
+DEVICES_SECONDS = 10.0
+#: How long the end waits for the followers' word that nothing of the attempt is left with them.
+SWEEP_SECONDS = 15.0
+#: How long it waits until they have heard that the attempt has ended, and have closed their links.
+LEAVE_SECONDS = 1.0
+_POLL_SECONDS = 0.005
+
+
+class FollowerGone(Exception):
+    """A part was lost, or cannot go on, before the ranks have started. `failure`: what it has said."""
+
+    def __init__(self, node: str, why: str, failure: PartFailed | None = None) -> None:
+        super().__init__(f"node {node}: {why}")
+        self.node = node
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """A part whose link has broken (`is_silent`: or says nothing any more)."""
+
+    node: str
+    why: str
+    is_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerEvents:
+    """Who takes what followers send."""
+
+    records: Callable[[RemoteRank, bytes], None]
+    output: Callable[[RemoteRank, int, str, bytes], None]
+    descendant: Callable[[int, StepBatch | SingleRecord, int], None]
+    descendant_ended: Callable[[int, int], None]
+    death: Callable[[RemoteRank], None]
+    samples: Callable[[int, bytes], None]  # part, what its node has sampled
+    failure: Callable[[str, PartFailed], None]  # node, what it says
+    lost: Callable[[LostPart], None]
+
+
+@dataclass(slots=True)
+class _Follower:
+    """`inbox`: what has come and was not passed on yet. `facts`: what it has said of itself. `swept`: what
+    it has said once nothing of the attempt was left there."""
+
+    part: int
+    node: str
+    link: Link
+    ranks: list[RemoteRank]
+    inbox: deque[Message] = field(default_factory=deque)
+    facts: Joined | None = None
+    swept: PartSwept | None = None
+    is_lost: bool = False
+
+
+class Followers:
+    """`links` are those to all other parts of the attempt, by their numbers."""
+
+    def __init__(self, config: AttemptConfig, links: Mapping[int, Link]) -> None:
+        self._silence_seconds = bearable_silence(config)
+        self._parts = {part: _make_follower(config, part, link) for part, link in sorted(links.items())}
+        self._events: FollowerEvents | None = None
+        self._lost: LostPart | None = None
+        self._is_waiting = False
+
+    # -- before the ranks start ------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> list[RemoteRank]:
+        """All ranks of other nodes, in the order of their numbers."""
+        return [rank for follower in self._parts.values() for rank in follower.ranks]
+
+    def await_devices(self) -> dict[int, tuple[DeviceRecord, ...]]:
+        """The devices of each part.
+
+        Raises:
+            FollowerGone: a part was lost, or has not said it in time.
+        """
+        deadline = monotonic() + DEVICES_SECONDS
+        while missing := [one for one in self._parts.values() if one.facts is None]:
+            for follower in missing:
+                try:
+                    self._take(follower, follower.link.receive())
+                except LinkClosed as error:
+                    raise FollowerGone(follower.node, str(error)) from error
+            if monotonic() > deadline:
+                raise FollowerGone(missing[0].node, "it does not say which devices it has")
+            sleep(_POLL_SECONDS)
+        facts = {part: follower.facts for part, follower in self._parts.items() if follower.facts is not None}
+        return {part: msgspec.json.decode(one.devices, type=tuple[DeviceRecord, ...]) for part, one in facts.items()}
+
+    def draft_sources(self, attempt: Path) -> list[DraftSource]:
+        """Where the ranks of all parts save what becomes checkpoints; `attempt` is the attempt's directory."""
+        found = []
+        for part, follower in self._parts.items():
+            uid = -1 if follower.facts is None else follower.facts.uid
+            numbers = range(follower.ranks[0].number, follower.ranks[-1].number + 1)
+            found.append(DraftSource(paths.drafts_dir(attempt, part), numbers, None if uid < 0 else uid))
+        return found
+
+    def start_ranks(self, start: Start) -> None:
+        self._send_all(start)
+
+    # -- while they run ---------------------------------------------------------------------------------
+
+    def watch(self, loop: EventLoop, events: FollowerEvents) -> None:
+        """Have `loop` read the links from now on."""
+        self._events = events
+        for follower in self._parts.values():
+            loop.register_input(follower.link.fileno(), partial(self._receive, follower, loop))
+            self._receive(follower, loop)  # what came before it was watched
+
+    def on_tick(self, now: float, loop: EventLoop) -> None:
+        """Send what waits, and find links that have been silent for too long."""
+        for follower in self._parts.values():
+            if follower.is_lost:
+                continue
+            with suppress(LinkClosed):  # which is found out when it is read
+                follower.link.beat_if_due(now)
+                follower.link.flush()
+            silence = follower.link.seconds_since_heard
+            if silence > self._silence_seconds:
+                self._lose(follower, loop, f"nothing was heard of it for {silence:.0f} s", is_silent=True)
+
+    def await_deaths(self, loop: EventLoop, seconds: float) -> None:
+        """Take what followers send for so long, or until a rank of theirs is dead: its peers may know of that first."""
+        if self._is_waiting:
+            return  # what was taken in here has led to here
+        self._is_waiting = True
+        deadline = monotonic() + seconds
+        while monotonic() < deadline and all(rank.is_alive for rank in self.ranks):
+            for follower in self._parts.values():
+                self._receive(follower, loop)
+            sleep(_POLL_SECONDS)
+        self._is_waiting = False
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    @property
+    def lost_part(self) -> LostPart | None:
+        """The first part that was lost, if any was."""
+        return self._lost
+
+    def await_sweep(self) -> None:
+        """Wait, for a while, until nothing of the attempt is left on any node that can still say so."""
+        deadline = monotonic() + SWEEP_SECONDS
+        while monotonic() < deadline:
+            waiting = [one for one in self._parts.values() if one.swept is None and not one.is_lost]
+            if not waiting:
+                return
+            for follower in waiting:
+                self._read(follower)
+            sleep(_POLL_SECONDS)
+        log.warning("parts_not_swept", nodes=[one.node for one in self._parts.values() if one.swept is None])
+
+    @property
+    def swept(self) -> dict[str, PartSwept]:
+        """What each node has said once nothing of the attempt was left there, as far as it has."""
+        return {one.node: one.swept for one in self._parts.values() if one.swept is not None}
+
+    def end(self, reason: str) -> None:
+        """Tell all that the attempt has ended, as the store knows by now: they give their devices back and leave."""
+        self._send_all(Over(reason))
+        deadline = monotonic() + LEAVE_SECONDS
+        for follower in self._parts.values():
+            while not follower.is_lost and monotonic() < deadline:
+                self._read(follower)
+                sleep(_POLL_SECONDS)
+            follower.link.close()
+
+    # -- within -----------------------------------------------------------------------------------------
+
+    def _receive(self, follower: _Follower, loop: EventLoop) -> None:
+        if follower.is_lost:
+            return
+        try:
+            messages = follower.link.receive()
+        except LinkClosed as error:
+            self._lose(follower, loop, str(error), is_silent=False)
+        else:
+            self._take(follower, messages)
+
+    def _read(self, follower: _Follower) -> None:
+        """Read outside of the loop."""
+        try:
+            self._take(follower, follower.link.receive())
+            follower.link.beat_if_due(monotonic())
+            follower.link.flush()
+        except LinkClosed:
+            self._take(follower, follower.link.receive_rest())
+            follower.is_lost = True
+
+    def _take(self, follower: _Follower, messages: list[Message]) -> None:
+        """Whoever gets a message may wait for the next ones (`await_deaths`), so they are taken from one queue."""
+        follower.inbox.extend(messages)
+        while follower.inbox:
+            message = follower.inbox.popleft()
+            match message:
+                case Joined():
+                    follower.facts = message
+                case PartSwept():
+                    follower.swept = message
+                case PartFailed() if self._events is None:
+                    raise FollowerGone(follower.node, message.message, message)
+                case _ if self._events is not None:
+                    self._pass_on(follower, self._events, message)
+
+    def _pass_on(self, follower: _Follower, events: FollowerEvents, message: Message) -> None:
+        match message:
+            case PartFailed():
+                events.failure(follower.node, message)
+            case HardwareSamples():
+                events.samples(follower.part, message.data)
+            case RankBytes() | RankOutput() | RankEnded() | DescendantBytes() | DescendantEnded():
+                rank = next((one for one in follower.ranks if one.number == message.rank), None)
+                if rank is None:
+                    log.warning("rank_of_another_part", node=follower.node, rank=message.rank)
+                else:
+                    _pass_on_rank(rank, events, message)
+
+    def _lose(self, follower: _Follower, loop: EventLoop, why: str, *, is_silent: bool) -> None:
+        if follower.is_lost:
+            return
+        self._take(follower, follower.link.receive_rest())  # why it has left, perhaps
+        follower.is_lost = True
+        loop.unregister(follower.link.fileno())
+        log.warning("part_lost", node=follower.node, why=why)
+        lost = LostPart(follower.node, why, is_silent)
+        self._lost = self._lost or lost
+        if self._events is not None:
+            self._events.lost(lost)
+            for rank in follower.ranks:
+                if rank.is_alive:
+                    rank.status = -signal.SIGKILL
+                    self._events.death(rank)
+
+    def _send_all(self, message: Message) -> None:
+        for follower in self._parts.values():
+            _send(follower, message)
+
+
+def bearable_silence(config: AttemptConfig) -> float:
+    """Seconds after which a link that is silent counts as broken."""
+    return max(MIN_SILENCE_SECONDS, SILENCE * config.lease_seconds)
+
+
+def _make_follower(config: AttemptConfig, part: int, link: Link) -> _Follower:
+    follower = _Follower(part, config.parts[part], link, [])
+    numbers = ranks_of_part(part, len(config.devices), config.strategy)
+    send = partial(_send, follower)
+    follower.ranks += [make_rank(number, follower.node, send, is_first=number == numbers.start) for number in numbers]
+    return follower
+
+
+def _send(follower: _Follower, message: Message) -> None:
+    """Send what can be sent: a link that has broken is found out when it is read."""
+    if not follower.is_lost:
+        with suppress(LinkClosed):
+            follower.link.send(message)
+
+
+def _pass_on_rank(
+    rank: RemoteRank,
+    events: FollowerEvents,
+    message: RankBytes | RankOutput | RankEnded | DescendantBytes | DescendantEnded,
+) -> None:
+    match message:
+        case RankBytes():
+            events.records(rank, message.data)
+        case RankOutput():
+            events.output(rank, message.device, message.stream, message.data)
+        case RankEnded():
+            rank.end(message)
+            events.death(rank)
+        case DescendantBytes():
+            for packet in PacketDecoder(DESCENDANT_PACKET_BYTES).feed(message.data):
+                for record in batch_steps(packet):
+                    events.descendant(rank.number, bound_record(record), message.source)
+        case DescendantEnded():
+            events.descendant_ended(rank.number, message.source)

@@ -1,0 +1,1 @@
+"""The authenticated connections between the supervisors of one attempt: each follower has one to the leader."""
