@@ -9,6 +9,9 @@ measures the calls of `store.dispatch` that follow, from a Python client on the 
     of many      many attempts were released; calls that start up to 32 jobs each, divided by the jobs that they started
     nothing      nothing is free; the call that finds that
 
+Gangs: fleets of their own, in which every job wants 1, 2, 8 or 64 nodes with 8 devices each. Attempts end, and the
+calls that follow are measured, for each job that they start.
+
 Against the least that Redis could do for one job: ZPOPMIN of a plain queue of the same length and HSET of who has it,
 as one transaction. It knows no devices, no sizes, no pools and no nodes, keeps no order between retries, and nothing
 would find the job again if its worker died.
@@ -42,10 +45,10 @@ from benchmarks.comparing import Figure, Goal, Say, Scale, at_most
 from benchmarks.machine import thread_cpu_seconds
 from benchmarks.servers import redis_server
 from jobs import store
-from jobs.model import spec
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.settings import Settings
-from jobs.model.spec import JobSpec
+from jobs.model.spec import JobSpec, Resources
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import StateReason
 from jobs.scheduling.hints import MemoryHintSender
 from jobs.scheduling.scheduler import JobScheduler
@@ -58,6 +61,7 @@ TITLE = "decisions of the scheduler, and the heartbeats of a fleet"
 TENANT = "default"
 POOLS = ("a", "b", "c", "d")
 SIZES = (1, 2, 4, 8)
+GANGS = (1, 2, 8, 64)
 PRIORITIES = (-50, 0, 0, 10, 50)
 DEVICES = 8
 PIPELINED = 500
@@ -68,6 +72,7 @@ END_SECONDS = 10.0
 #: A load that is later than this is not the one that was meant.
 LATE_SECONDS = 1.0
 OURS, BARE = "shardyard", "bare Redis"
+GANG, FEW_NODES = "nodes of a job", 2
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
@@ -90,6 +95,11 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             say(f"{number} nodes, {queued[1]} queued")
     for number, times in sorted(by_nodes.items()):
         figures += _decisions(times, number, "nodes")
+    for gang in scale.pick(GANGS, GANGS[:2]):
+        with _cluster(gang) as cluster:
+            cluster.add_nodes(nodes)
+            figures += _decisions(_decide(cluster, queued[-1], rounds), gang, GANG)
+        say(f"{nodes} nodes, {queued[-1]} queued, each on {gang}")
     for number in scale.pick((10, 100, 1_000), (20,)):
         figures.append(_heartbeats(number, scale.rounds_of(3, 2), scale.pick(2.0, 1.0)))
         say(f"heartbeats of {number} nodes")
@@ -100,20 +110,21 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 
 
 class Cluster:
-    """Simulated nodes, and jobs that nobody runs, in a control store."""
+    """Simulated nodes, and jobs that nobody runs, in a control store; `gang`: how many nodes each of them wants, of 8
+    devices, or None."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, gang: int | None = None) -> None:
         self.control = RedisStore.from_url(url)
         self.nodes = 0
-        self.running: list[store.Hint] = []
+        self.running: dict[store.AttemptId, list[str]] = {}  # the nodes of each
         self._ids = count(1)
         self._dispatch = store.dispatch(Settings().hold_seconds, 60.0)
         self.hints: list[store.Hint] = []
         self._random = random.Random(7)
         program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
         self.submits = [
-            store.submit(TENANT, "", _parse(program, size, pool, priority))
-            for size in SIZES
+            store.submit(TENANT, "", _parse(program, size, pool, priority, gang or 1))
+            for size in (SIZES if gang is None else (DEVICES,))
             for pool in POOLS
             for priority in PRIORITIES
         ]
@@ -122,7 +133,8 @@ class Cluster:
         """Until there are so many, the same in each pool."""
         info = node_info()
         names = [(f"n{number:04d}", POOLS[number % len(POOLS)]) for number in range(self.nodes, wanted)]
-        self.all([store.register_node(name, name, pool, "127.0.0.1", info, home=name) for name, pool in names])
+        register = partial(store.register_node, address="127.0.0.1", info=info, reach="network")
+        self.all([register(name, name, pool, home=name) for name, pool in names])
         self.nodes = wanted
 
     def fill(self, queued: int) -> None:
@@ -143,20 +155,15 @@ class Cluster:
         """Claim what was dispatched, as supervisors do."""
         hints, self.hints = self.hints, []
         self.all([store.claim(hint.attempt, CLAIMANT, hint.node) for hint in hints])
-        self.running += hints
+        for hint in hints:
+            self.running.setdefault(hint.attempt, []).append(hint.node)
 
     def end(self, number: int) -> None:
         """Some attempts succeed, and give their devices back."""
-        self._random.shuffle(self.running)
-        ended, self.running = self.running[:number], self.running[number:]
-        finish = [
-            store.finish(
-                hint.attempt, CLAIMANT, StateReason.COMPLETED, "done", error=None, result=None, backoff_seconds=0
-            )
-            for hint in ended
-        ]
-        self.all(finish)
-        self.all([store.release(hint.node, hint.attempt, {}) for hint in ended])
+        chosen = self._random.sample(list(self.running), min(number, len(self.running)))
+        ended = {attempt: self.running.pop(attempt) for attempt in chosen}
+        self.all([store.finish(attempt, CLAIMANT, StateReason.COMPLETED, "done") for attempt in ended])
+        self.all([store.release(node, attempt, {}) for attempt, nodes in ended.items() for node in nodes])
 
     def all(self, calls: Sequence[store.Call[T]]) -> list[T]:
         """Many calls, in pipelines."""
@@ -171,16 +178,16 @@ class Cluster:
 
 
 @contextmanager
-def _cluster() -> Iterator[Cluster]:
+def _cluster(gang: int | None = None) -> Iterator[Cluster]:
     with redis_server("control") as server:
-        cluster = Cluster(server.url)
+        cluster = Cluster(server.url, gang)
         try:
             yield cluster
         finally:
             cluster.control.close()
 
 
-def _parse(program: dict[str, Any], devices: int, pool: str, priority: int) -> JobSpec:
+def _parse(program: dict[str, Any], devices: int, pool: str, priority: int, nodes: int) -> JobSpec:
     fields = {
         "pool": pool,
         "priority": priority,
@@ -188,7 +195,8 @@ def _parse(program: dict[str, Any], devices: int, pool: str, priority: int) -> J
         "parallelism": {"strategy": "dp" if devices > 1 else "single"},
         "program": program,
     }
-    return spec.parse(json.dumps(fields))
+    chosen = parse_spec(json.dumps(fields))
+    return chosen.model_copy(update={"resources": Resources(devices=devices, nodes=nodes)})
 
 
 def with_id(call: store.Call[store.SubmitReply], number: int) -> store.Call[store.SubmitReply]:
@@ -278,6 +286,8 @@ def _decisions(times: Times, size: int, size_of: str) -> list[Figure]:
     for name, goals in (("one", [at_most(2e-3)]), ("of many", [at_most(2e-3)]), ("nothing", [at_most(2e-3)])):
         for which, at, wanted in (("p50", 0.5, []), ("p99", 0.99, goals)):
             found = [_quantile(seconds, at) for seconds in times[name]]
+            if size_of == GANG and size > FEW_NODES:
+                wanted = []  # it grows with what is leased
             samples = {OURS: found, BARE: [_quantile(seconds, at) for seconds in times[BARE]]}
             figures.append(_figure(f"a decision by {size_of}: {name}, {which}", samples, wanted, size, size_of))
     return figures

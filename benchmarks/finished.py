@@ -17,12 +17,13 @@ import redis
 import uuid_utils
 
 from jobs import store
-from jobs.model import spec
 from jobs.model.catalogue import rows_of
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.spec import JobSpec
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import StateReason
-from jobs.protocol.records import AnyRecord, BatchSplit, DeviceInfo, MetricSample, Outcome, Outline, Step, batch_steps
+from jobs.protocol.packets import AnyRecord, batch_steps
+from jobs.protocol.records import BatchSplit, DeviceInfo, MetricSample, Outcome, Outline, Step
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
 from workers.supervisor.report.aggregator import LeasedDevice
@@ -54,7 +55,7 @@ def specs(count: int, devices: int = 2, seed: int = 7) -> Iterator[JobSpec]:
             "parallelism": {"strategy": strategy if devices > 1 else "single"},
         }
         team, sweep = chance.choice(("vision", "speech", "ranking", "robotics")), f"sweep-{chance.randrange(400)}"
-        yield spec.parse(json.dumps(body | {"labels": {"team": team, "sweep": sweep}}))
+        yield parse_spec(json.dumps(body | {"labels": {"team": team, "sweep": sweep}}))
 
 
 def recipe_specs(count: int, devices: int = 2) -> Iterator[JobSpec]:

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from benchmarks.comparing import Figure, Say, Scale
-from jobs.protocol.records import AnyRecord, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import Step
 from workers.probe.recorder import Recorder
 from workers.runtime.context import ChannelSink, NullSink, RankContext, RankDevice
 from workers.training.data_parallel import TracedDataParallel

@@ -176,7 +176,7 @@ class Asked:
 
     def script(self, kind: Kind) -> float:
         program = {"kind": "script", "bundle": self.bundle, "entrypoint": "ddp_linear.py"}
-        arguments = [str(self.first_step_file), kind.device]
+        arguments = ["first_step", kind.device]  # in its working directory: it sees no other
         spec = linear_spec(kind.strategy, kind.devices) | {"program": program | {"args": arguments}}
         began = time.time()
         job = self.service.client.submit(spec).id

@@ -111,6 +111,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     ways = _ways()
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory:
         place = Path(directory)
+        place.chmod(0o755)  # jobs have accounts of their own, and read it as their data root
         write_pictures(place / "pictures.npz")
         write_digits(place / "digits.npz")
         for device in dict.fromkeys(way.device for way in ways):

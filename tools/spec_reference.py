@@ -133,7 +133,7 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
 
 #: Descriptions of the fields that have none in the models: (model, field).
 WORDS: dict[tuple[str, str], str] = {
-    ("JobSpec", "name"): "a name for people; by default made from model and strategy",
+    ("JobSpec", "name"): "a [name](api.md#names) for people; by default made from model and strategy",
     ("JobSpec", "pool"): "the pool whose devices to use (`GET /v1/pools` lists pools)",
     ("JobSpec", "labels"): "text by key, for filters",
     ("JobSpec", "resources"): "see [`resources`](#resources)",

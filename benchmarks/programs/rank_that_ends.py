@@ -1,8 +1,8 @@
 """A rank that does nothing, says when it ends, and ends.
 
-Arguments: a directory, for a file `<rank>` with the moment in seconds since the epoch; and how it ends: `return` from
-the program, `exit` at once with code 0, or `fail`, where the last rank exits with code 3 while the others go on for a
-minute.
+Arguments: where the moment goes, in seconds since the epoch: a directory, for a file `<rank>`, or `-` for a line of
+output; and how it ends: `return` from the program, `exit` at once with code 0, or `fail`, where the last rank exits
+with code 3 while the others go on for a minute.
 """
 
 import os
@@ -11,15 +11,18 @@ import time
 from pathlib import Path
 
 
-def main(directory: Path, how: str) -> None:
+def main(place: str, how: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     time.sleep(0.2)  # all of them are up by now
     if how == "fail" and rank != world - 1:
         time.sleep(60)
-    (directory / str(rank)).write_text(repr(time.time()))
+    if place == "-":
+        print(time.time(), flush=True)
+    else:
+        (Path(place) / str(rank)).write_text(repr(time.time()))
     if how != "return":
         os._exit(3 if how == "fail" else 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], sys.argv[2])

@@ -13,8 +13,12 @@ from shardyard.client import Client
 from shardyard.client.connection import local_service
 from shardyard.contract.responses import JobStatus
 
+#: Half of a reserve is a file on the disk, and pytest keeps the directories of many services.
+SMALL_RESERVE = {"SHARDYARD_RESERVE_BYTES": str(64 << 20)}
 READY_SECONDS = 180
 SERVICES = ("control", "telemetry", "api", "worker")
+#: The end of what `up` says once the service takes jobs.
+LAST_WORDS = "Ctrl-C here stops the service"
 
 
 class Up:
@@ -31,15 +35,20 @@ class Up:
         return [*program, *self.options, *options]
 
     def start(self, *options: str) -> Client:
-        """Start it and wait until it is ready to take jobs."""
+        """Start it, and wait until it takes jobs and has said all of that."""
         with self.output.open("ab") as output:
-            self.process = subprocess.Popen(self.command(*options), stdout=output, stderr=output)
+            said_before = output.tell()
+            self.process = subprocess.Popen(
+                self.command(*options), stdout=output, stderr=output, env=SMALL_RESERVE | os.environ
+            )
         process = self.process
 
         def ready() -> bool:
             assert process.poll() is None, self.output.read_text()
             service = local_service(self.data_dir)
-            return service is not None and service.pid == process.pid
+            if service is None or service.pid != process.pid:
+                return False
+            return LAST_WORDS.encode() in self.output.read_bytes()[said_before:]
 
         wait_until(ready, READY_SECONDS, lambda: self.output.read_text())
         service = local_service(self.data_dir)
@@ -65,7 +74,7 @@ class Up:
     def pids(self) -> dict[str, int]:
         """The processes that hold the services' locks now."""
         locks = {name: self.data_dir / name / "lock" for name in SERVICES[:2]}
-        locks |= {name: self.data_dir / f"{name}.lock" for name in SERVICES[2:]}
+        locks |= {path.stem: path for path in self.data_dir.glob("*.lock") if path.stem != "up"}
         return {name: pid for name, path in locks.items() for pid in _leaders(path)}
 
     def close(self) -> None:

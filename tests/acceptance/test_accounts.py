@@ -9,7 +9,8 @@ import pytest
 
 from tests.acceptance.harness import Up, wait_for_state
 from tests.integration.workers import reachable
-from tests.integration.workers.test_confinement import SCRIPTS, a_place
+from tests.integration.workers.places import a_place
+from tests.integration.workers.test_confinement import SCRIPTS
 
 pytestmark = [
     pytest.mark.acceptance,

@@ -12,9 +12,11 @@ import pytest
 
 from shardyard.cli import demo
 from shardyard.client import Client
+from shardyard.contract.errors import UnboxedNodes
 from shardyard.service import embedded_redis
 from shardyard.service.processes import ProcessGroup
 from tests.acceptance.harness import SERVICES, Up, wait_for_state, wait_until
+from tests.support.certificates import make_certificate
 
 pytestmark = pytest.mark.acceptance
 
@@ -128,6 +130,68 @@ def test_a_part_that_cannot_start_ends_up_with_the_last_words_of_its_log(up: Up)
     assert "error: worker ended with exit code" in run.stderr
     assert "'tpu:4' names no devices" in run.stderr
     assert up.pids() == {}
+
+
+def test_the_screen_says_which_box_jobs_get_and_how_to_get_one(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDYARD_BOX", "off")
+    client = up.start()
+    warned = "!   box         none (SHARDYARD_BOX is off): jobs run as the service itself"
+    wait_until(partial(says, up, warned), 60, up.output.read_text)
+    wait_until(partial(says, up, "--jobs-unboxed"), 60, up.output.read_text)
+    with pytest.raises(UnboxedNodes, match=r"second tenant \(acme\).*SHARDYARD_BOX is off"):
+        client.create_token("ci", tenant="acme")
+    assert up.stop() == 0
+    monkeypatch.setenv("SHARDYARD_BOX", "auto")
+    (node,) = up.start().nodes()
+    wait_until(partial(says, up, f"  box         {node.box.level}"), 60, up.output.read_text)
+
+
+def test_another_address_is_not_served_without_a_box_unless_the_operator_agrees(
+    up: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDYARD_BOX", "off")
+    up.start()  # it makes the admin token, without which no other address is served at all
+    assert up.stop() == 0
+    command = up.command("--host", "0.0.0.0", "--insecure-http")
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 3
+    for words in ("refusing to listen on 0.0.0.0", "SHARDYARD_BOX is off", "user namespaces", "--jobs-unboxed"):
+        assert words in run.stderr
+    assert up.pids() == {}
+    client = up.start("--host", "0.0.0.0", "--insecure-http", "--jobs-unboxed")
+    assert client.create_token("ci", tenant="acme").tenant == "acme"
+
+
+def test_another_address_is_not_served_without_tls_unless_the_operator_agrees(up: Up) -> None:
+    run = subprocess.run(up.command("--host", "0.0.0.0"), capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 3
+    for words in ("refusing to listen on 0.0.0.0 without TLS", "--tls-cert", "--tls-key", "--insecure-http"):
+        assert words in " ".join(run.stderr.split())
+    assert not (up.data_dir / "control").exists(), "nothing was started"
+
+
+def test_https_is_served_with_a_certificate_for_another_name_and_local_commands_accept_it(
+    up: Up, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path_factory.mktemp("tls")
+    chain, key = make_certificate(directory, name="train.example.org")
+    monkeypatch.setenv("SHARDYARD_DATA_DIR", str(up.data_dir))
+    up.start()  # it makes the admin token, without which no other address is served at all
+    assert up.stop() == 0
+    client = up.start("--host", "0.0.0.0", "--jobs-unboxed", "--tls-cert", str(chain), "--tls-key", str(key))
+    assert client.url.startswith("https://127.0.0.1:")
+    assert says(up, client.url)
+    job = client.submit(digits(epochs=1)).id
+    wait_for_state(client, job, "succeeded")
+    for command in (["list"], ["logs", job], ["nodes"]):
+        run = subprocess.run([*up.command()[:3], *command], capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 0, run.stderr
+    assert job in subprocess.run([*up.command()[:3], "list"], capture_output=True, text=True, check=True).stdout
+
+    make_certificate(directory, name="train.example.org")  # renewed: the API and the commands have it soon
+    with Client() as renewed:
+        wait_until(lambda: renewed.missing() == {}, 60, renewed.missing)
+    assert up.stop() == 0
 
 
 @pytest.mark.slow

@@ -38,7 +38,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = Up(tmp_path_factory.mktemp("browser"), "--devices", f"cpu:{DEVICES}")
+    up = Up(
+        tmp_path_factory.mktemp("browser"), "--devices", f"cpu:{DEVICES}", "--jobs-unboxed"
+    )  # a test has two tenants
     up.start()
     yield up
     up.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from shardyard.client import Client
 from tests.acceptance.harness import wait_for_state
@@ -218,6 +218,84 @@ def test_waiting_jobs_say_why_and_a_node_is_drained_and_a_device_set_apart(pages
     expect(page.get_by_text("takes work", exact=True)).to_be_visible()
     assert wait_for_state(client, job, "succeeded").state == "succeeded"
     expect(waiting).to_have_count(0)
+
+
+def test_a_node_shows_its_box_with_what_it_lacks_and_a_pool_its_policy(pages: Pages, client: Client) -> None:
+    rights = [{"name": "files", "has": True, "why": None}, {"name": "account", "has": False, "why": "not root"}]
+
+    def answer_with_a_box(route: Route) -> None:
+        found = route.fetch().json()
+        for node in found["nodes"]:
+            node |= {"box": {"level": "user", "rights": rights}, "unboxed": True}
+        route.fulfill(json=found)
+
+    client.set_pool_policy("default", network="host")
+    try:
+        pages.page.route("**/v1/nodes", answer_with_a_box)
+        page = pages.open("/nodes")
+        expect(page.get_by_text("jobs have the node's network")).to_be_visible()
+        expect(page.get_by_text("unboxed: no new work")).to_be_visible()
+        badge = page.locator("details.box summary")
+        expect(badge).to_have_text("box without root")
+        expect(badge).to_have_attribute("title", "lacks account")
+        badge.click()
+        expect(page.locator("details.box")).to_contain_text("not root")
+        found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
+        assert found.violations_count == 0, found.generate_report()
+    finally:
+        client.set_pool_policy("default")
+    expect(page.get_by_text("jobs have the node's network")).to_have_count(0)
+
+
+def test_a_job_on_eight_nodes_of_eight_devices_can_be_read(pages: Pages, uneven: str) -> None:
+    """Its answers are made of those about a job on one node, since no machine of the tests has so many devices."""
+    places = [
+        {"node": f"host-{part}", "devices": [f"cuda:{n}" for n in range(8)], "ranks": [*range(8 * part, 8 * part + 8)]}
+        for part in range(8)
+    ]
+
+    def answer_with_nodes(route: Route) -> None:
+        found = route.fetch().json()
+        route.fulfill(json=found | {"strategy": "ddp", "devices": 8, "nodes": 8, "placement": places})
+
+    def answer_with_devices(route: Route) -> None:
+        found = route.fetch().json()
+        device, measures = found["devices"][0], found["per_device"][0]
+        ranks = range(64)
+        found["devices"] = [device | {"device": n, "rank": n, "node": f"host-{n // 8}"} for n in ranks]
+        found["per_device"] = [measures | {"device": n} for n in ranks]
+        found["balance"]["slowest_node"] = "host-3"
+        found["per_node"] = [
+            {"node": f"host-{part}", "devices": [*range(8 * part, 8 * part + 8)], "rows": 1120, "share": 0.125}
+            | {"steps": 4, "slowest_device": 8 * part, "data_wait_ms": 20.0, "comm_ms": 300.0, "wall_ms": 2000.0}
+            for part in range(8)
+        ]
+        for pattern in found["patterns"]:
+            for name in ("rows", "input_shapes", "output_shapes"):
+                pattern[name] = pattern[name] and pattern[name][:1] * len(ranks)
+        route.fulfill(json=found)
+
+    pages.page.route(f"**/v1/jobs/{uneven}", answer_with_nodes)
+    pages.page.route(f"**/v1/jobs/{uneven}/splits", answer_with_devices)
+    page = pages.open(f"/jobs/{uneven}")
+    expect(page.get_by_text("ddp on 8 of each of 8 nodes (host-0 and 7 others)")).to_be_visible()
+    rows = page.locator("table.places tbody tr")
+    assert [row.split("\t") for row in rows.all_inner_texts()] == [
+        [f"host-{part}", "cuda:0-7", f"{8 * part}-{8 * part + 7}"] for part in range(8)
+    ]
+    assert page.locator("tr.of-node bdi").all_inner_texts() == [f"host-{part}" for part in range(8)]
+    of_node = page.locator("tr.of-node").nth(3)
+    expect(of_node.locator(".mark")).to_have_text("slowest node")
+    expect(of_node.locator("small")).to_have_text(
+        "1,120 rows (13 %), wall time 2 s, 1.0 % waiting for data, 15 % in communication, slowest device 24"
+    )
+    expect(page.locator("tr.of-node .mark")).to_have_count(1)
+    expect(page.locator(".devices tbody tr:not(.of-node)")).to_have_count(64)
+    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
+    assert found.violations_count == 0, found.generate_report()
+    for width in (1280, 375):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_history_of_a_device_is_reached_from_the_page_of_all_devices(pages: Pages, uneven: str) -> None:

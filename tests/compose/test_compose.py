@@ -77,12 +77,30 @@ def test_the_image_of_the_api_has_the_dashboard(composed: Composed) -> None:
     assert composed.run_in("api", "python", "-c", find).strip() == "True 3"
 
 
+#: Rights of the worker, by their numbers (linux/capability.h): CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID,
+#: NET_ADMIN, SYS_PTRACE, SYS_ADMIN.
+WORKER_CAPABILITIES = {0, 1, 3, 5, 6, 7, 12, 19, 21}
+
+
+def status_of_first_process(composed: Composed, service: str) -> dict[str, str]:
+    return dict(line.split(":\t", 1) for line in composed.run_in(service, "cat", "/proc/1/status").splitlines())
+
+
 @pytest.mark.parametrize("service", SERVICES)
-def test_no_process_is_root_or_can_gain_rights(composed: Composed, service: str) -> None:
-    status = dict(line.split(":\t", 1) for line in composed.run_in(service, "cat", "/proc/1/status").splitlines())
-    assert status["Uid"].split() == ["10001"] * 4
-    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {0}
+def test_no_process_has_a_capability_but_the_workers_that_its_boxes_take(composed: Composed, service: str) -> None:
+    status = status_of_first_process(composed, service)
+    wanted = sum(1 << number for number in WORKER_CAPABILITIES) if service == "worker" else 0
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {wanted}
     assert status["NoNewPrivs"] == "1"
+    assert status["Uid"].split() == ["10001" if service in ("control", "telemetry") else "0"] * 4
+
+
+def test_jobs_get_a_full_box_and_no_network(client: Client) -> None:
+    (node,) = [node for node in client.nodes() if node.alive]
+    lacking = {right.name: right.why for right in node.box.rights if not right.has}
+    assert (node.box.level, lacking.keys() - {"memory", "pids"}) == ("full", set()), lacking
+    job = client.submit(example("ddp", epochs=1)).id
+    assert wait_for_state(client, job, "succeeded", "failed").network == "none"
 
 
 @pytest.mark.parametrize("service", SERVICES)

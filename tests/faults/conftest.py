@@ -45,7 +45,7 @@ def site(shared_site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture
 def cramped(tmp_path: Path) -> Iterator[Site]:
-    """A site whose storage is a disk of 8 MB."""
+    """A site whose storage is a disk of 8 MB, of which the service keeps nothing for itself."""
     need("mounts")
-    with small_disk(tmp_path / "storage", "8m"), running_site(tmp_path) as site:
+    with small_disk(tmp_path / "storage", "8m"), running_site(tmp_path, reserve_bytes=0) as site:
         yield site

@@ -31,6 +31,7 @@ class Caller:
     """Calls the API at `url`. May be used by several threads."""
 
     def __init__(self, url: str, token: str) -> None:
+        self.url = url
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
         self._lock = threading.Lock()
         self.exchanges: list[Exchange] = []

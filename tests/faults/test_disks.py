@@ -1,17 +1,15 @@
 """Rows 18 and 19: disks that are full or fail, and writers that are killed in the middle."""
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from jobs.files import paths
 from jobs.model.state import JobState, StateReason
-from tests.faults.inject.disk import fill, small_disk
+from tests.faults.inject.disk import fill
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
 from tests.faults.site import Site
-from tests.faults.test_tree import Tree
 from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -43,29 +41,6 @@ def test_row_18_a_job_that_starts_on_a_full_disk_fails_typed_and_the_next_one_ru
     filler.unlink()
     assert cramped.finished(job, 90).state is JobState.SUCCEEDED
     cramped.is_sound()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_row_18_a_service_whose_own_disk_is_full_waits_for_room_and_goes_on(tmp_path: Path) -> None:
-    need("mounts")
-    with small_disk(tmp_path / "data", "64m") as disk:
-        tree = Tree(disk)
-        try:
-            job = tree.submit("ddp", steps=400)
-            eventually(lambda: tree.job(job)["checkpoint"], "a checkpoint", 60)
-            filler = fill(disk)
-            eventually(lambda: "no room left" in tree.up.output.read_text(), "its Redis dies of it", 60)
-            for _ in range(20):  # longer than it is tried again where the fault is another
-                assert tree.up.process is not None
-                assert tree.up.process.poll() is None, tree.up.output.read_text()
-                assert tree.caller.call("GET", "/healthz").status_code == 200
-                assert tree.caller.call("GET", f"/v1/jobs/{job}").status_code in (200, 503)
-                threading.Event().wait(1)
-            filler.unlink()
-            eventually(lambda: tree.job(job)["state"] == "succeeded", "the job's end", 200)
-        finally:
-            tree.close()
 
 
 @pytest.mark.parametrize("calls", ["fsync", "rename"])

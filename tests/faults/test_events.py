@@ -158,7 +158,7 @@ def test_row_25_readers_whose_machine_is_gone_are_let_go_in_time(site: Site, tmp
     quiet = site.post("dp", 8)  # it waits for devices: nothing is told of it but comments
     with network() as net:
         api = Api(tmp_path, site._environment())
-        api.start(SHARDYARD_HOST="0.0.0.0", SHARDYARD_ALLOWED_HOSTS=net.host)
+        api.start(SHARDYARD_HOST="0.0.0.0", SHARDYARD_INSECURE_HTTP="1", SHARDYARD_ALLOWED_HOSTS=net.host)
         try:
             files = psutil.Process(api.pid).num_fds()
             paths = [f"/v1/jobs/{busy}/events?logs=all", f"/v1/jobs/{quiet}/events"] * 10

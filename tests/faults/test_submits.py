@@ -112,7 +112,7 @@ def test_row_16_two_dispatchers_and_a_thousand_jobs_never_lease_a_device_twice(
     dispatchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     world.redis.set("barrier", 1)
     while world.run(store.count_jobs(TENANT))[JobState.SUCCEEDED] < len(jobs):
-        for attempt in world.run(store.read_heartbeats()).leases:
+        for attempt, _ in world.run(store.read_heartbeats()).leases:
             world.claim(attempt.job)
             assert world.mark(attempt)
             world.finish_and_release(attempt)

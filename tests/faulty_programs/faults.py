@@ -84,8 +84,14 @@ def fork_daemon(notes: str) -> None:
     _daemon(notes, lambda: time.sleep(FOREVER))
 
 
+FLOOD = b"and another line of this flood\n" * 100
+
+
 def fork_daemon_that_floods(notes: str) -> None:
-    _daemon(notes, _print_for_ever)
+    """Goes on when the flood has begun."""
+    begun, has_begun = os.pipe()
+    _daemon(notes, lambda: _print_for_ever(has_begun))
+    os.read(begun, 1)
 
 
 def fork_daemons_and_sleep(notes: str) -> None:
@@ -112,9 +118,11 @@ def _daemon(notes: str, live: Callable[[], object]) -> None:
     os._exit(0)
 
 
-def _print_for_ever() -> NoReturn:
+def _print_for_ever(has_begun: int) -> NoReturn:
+    os.write(1, FLOOD)
+    os.write(has_begun, b"!")
     while True:
-        os.write(1, b"and another line of this flood\n" * 100)
+        os.write(1, FLOOD)
 
 
 def print_200000_lines(notes: str) -> None:

@@ -99,7 +99,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stub]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815
+        do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
 
         def log_message(self, *_: object) -> None: ...
 
@@ -363,22 +363,93 @@ def test_a_new_token_is_printed_alone(service: Stub, capsys: pytest.CaptureFixtu
 
 def test_pools_and_nodes_show_devices_by_what_they_do(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"devices": 3, "free": 2, "leased": 1, "quarantined": 0, "queued": 4, "nodes": 1, "live_nodes": 1}
-    service.on("GET", "/v1/pools", (200, {"pools": [{"name": "a100"} | counts]}))
+    policy = {"box": "user", "network": "host"}
+    service.on("GET", "/v1/pools", (200, {"pools": [{"name": "a100"} | counts | policy]}))
     devices = [{"device": i, "label": f"cuda:{i}", "state": "leased" if i == 2 else "free"} for i in range(3)]
     node = {"id": "host-a", "pool": "a100", "alive": True, "draining": False, "stopping": False, "devices": devices}
     service.on("GET", "/v1/nodes", (200, {"nodes": [node]}))
     assert run("pools") == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["a100", "3", "2", "1", "0", "4", "1", "of", "1"]
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row == ["a100", "3", "2", "1", "0", "4", "1", "of", "1", "user", "host"]
     assert run("nodes") == 0
     assert capsys.readouterr().out.splitlines()[1].split() == [
         "host-a",
         "a100",
         "up",
+        "none",
         "cuda:0-2",
         "cuda:0-1",
         "cuda:2",
         "-",
     ]
+
+
+def test_nodes_that_are_virtual_or_labelled_say_so_in_columns_of_their_own(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [
+        {"id": "host-a-1", "host": "host-a", "alive": True, "virtual": True},
+        {"id": "host-b", "host": "host-b", "alive": True, "topology": "rack-4"},
+    ]
+    service.on("GET", "/v1/nodes", (200, {"nodes": nodes}))
+    assert run("nodes") == 0
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head[-2:] == ["HOST", "TOPOLOGY"]
+    assert [row[-3:] for row in rows] == [["host-a", "(virtual)", "-"], ["-", "host-b", "rack-4"]]
+
+
+def test_a_list_says_of_each_job_on_how_many_nodes_it_runs(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"state": "running", "created_at": "2026-01-02T03:04:05Z", "strategy": "ddp", "devices": 4}
+    service.on("GET", "/v1/jobs", (200, {"jobs": [{"id": "a"} | known, {"id": "b", "nodes": 2} | known]}))
+    assert run("list") == 0
+    _, one, two = capsys.readouterr().out.splitlines()
+    assert "ddp on 4  " in one
+    assert "ddp on 4 x 2 nodes" in two
+
+
+def test_a_node_without_the_box_of_its_pool_is_called_so_and_says_what_it_lacks(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rights = [{"name": "files", "has": True}, {"name": "account", "has": False, "why": "the worker is not root"}]
+    boxed = {"id": "host-a", "alive": True, "unboxed": True, "box": {"level": "user", "rights": rights}}
+    service.on("GET", "/v1/nodes", (200, {"nodes": [boxed, {"id": "host-b", "alive": True}]}))
+    assert run("nodes") == 0
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["host-a", "unboxed", "user", "-", "-", "-", "-"]
+    assert second.split()[:3] == ["host-b", "up", "none"]
+    assert run("nodes", "--box") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NODE", "BOX", "RIGHT", "HAS", "WHY", "NOT"]
+    assert [row.split(maxsplit=4) for row in rows] == [
+        ["host-a", "user", "files", "yes"],
+        ["host-a", "user", "account", "no", "the worker is not root"],
+        ["host-b", "none", "-", "-", "its worker is of an earlier version"],
+    ]
+
+
+def test_setting_half_of_a_pools_policy_keeps_the_other_half(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"name": "a100", "nodes": 2, "box": "user", "network": "host", "unboxed": 0}
+    service.on("GET", "/v1/pools", (200, {"pools": [known]}), (200, {"pools": [known]}), (200, {"pools": []}))
+    service.on(
+        "PUT", "/v1/pools/a100", (200, known | {"box": "full", "unboxed": 1}), (200, known | {"network": "none"})
+    )
+    assert run("pool", "set", "a100", "--box", "full") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a100 takes nodes with a full box; its jobs have the node's network",
+        "a100: 1 live node without the box that it demands (full); `shardyard nodes --box` shows why",
+    ]
+    assert run("pool", "set", "a100", "--network", "none") == 0
+    assert "a100 takes nodes with a box; its jobs have no network" in capsys.readouterr().out
+    service.on("PUT", "/v1/pools/new", (200, {"name": "new", "box": "full"}))
+    assert run("pool", "set", "new", "--box", "full") == 0
+    assert "no node serves new now" in capsys.readouterr().out
+    sent = [json.loads(request.body) for request in service.seen if request.method == "PUT"]
+    assert sent == [
+        {"box": "full", "network": "host"},
+        {"box": "user", "network": "none"},
+        {"box": "full", "network": "none"},
+    ]
+    assert run("pool", "set", "a100") == 2
 
 
 def test_nodes_name_devices_that_were_slow_and_show_the_history_of_one(
@@ -426,6 +497,7 @@ def test_attempts_show_where_each_ran_and_why_it_ended(service: Stub, capsys: py
             "state": "claimed",
             "placement": place,
             "reason": None,
+            "network": "host",
             "resumed_from": {"step": 200, "attempt": 1},
         },
     ]
@@ -434,7 +506,7 @@ def test_attempts_show_where_each_ran_and_why_it_ended(service: Stub, capsys: py
     first, second = capsys.readouterr().out.splitlines()[1:]
     assert first.split()[:3] == ["1", "host-a", "cuda:0-1"]
     assert first.endswith("1 min 00 s  node_lost  node host-a is lost [again]")
-    assert second.split()[:5] == ["2", "host-a", "cuda:0-1", "step", "200"]
+    assert second.split()[:6] == ["2", "host-a", "cuda:0-1", "host", "step", "200"]
     assert second.split()[-2:] == ["claimed", "-"]
     assert run("attempts", JOB, "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["attempts"]) == 2

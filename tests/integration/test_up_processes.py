@@ -181,6 +181,29 @@ def test_a_process_that_ignores_sigterm_is_killed_at_its_deadline(harness: Harne
     assert harness.said == [f"it (pid {pid}) did not end in time; killing it"]
 
 
+def test_several_are_asked_to_end_before_any_is_waited_for(harness: Harness) -> None:
+    """The first one ends when the second one has been asked to."""
+    heard = harness.directory / "heard"
+    first = f"trap 'while [ ! -e {heard} ]; do sleep 0.05; done; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    second = f"trap 'touch {heard}; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    for name, program in (("first", first), ("second", second)):
+        paths = harness.directory / f"{name}.lock", harness.directory / f"{name}.log"
+        harness.manager.start(ServiceProcess(name, ("sh", "-c", program), {}, *paths, stop_seconds=60))
+    harness.watch_until(
+        lambda: all("ready" in (harness.directory / f"{name}.log").read_text() for name in ("first", "second"))
+    )
+    harness.manager.stop("first", "second")
+    assert harness.said == []
+
+
+def test_a_survivor_that_is_not_wanted_any_more_is_ended(harness: Harness) -> None:
+    service = harness.service()
+    survivor = harness.killed_parent_of(service)
+    assert harness.manager.end_survivor(service)
+    assert not is_running(survivor)
+    assert not harness.manager.end_survivor(service)
+
+
 def test_a_hurried_stop_does_not_wait_for_the_deadline(harness: Harness) -> None:
     harness.manager.start(harness.service(STUBBORN, seconds=60))
     harness.watch_until(lambda: "ready" in (harness.directory / "log").read_text())

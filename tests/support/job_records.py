@@ -1,13 +1,15 @@
 """Records as the store would hand them out."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from jobs.model import spec
-from jobs.model.records import DeviceRecord, JobRecord, NodeInfo, NodeRecord
+from jobs.model.pool_policy import DEFAULT_POLICY, PoolPolicy
+from jobs.model.records import BoxRights, DeviceRecord, JobRecord, NodeInfo, NodeRecord
 from jobs.model.spec import JobSpec
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import JobState, StateReason
 
 JOB = "01a1faf7-950c-74f3-af12-cc10a45948be"
@@ -45,7 +47,7 @@ def a_job(**changes: Any) -> JobRecord:
 
 
 def a_spec(devices: int = 1, **fields: Any) -> JobSpec:
-    return spec.parse(json.dumps(a_spec_body(devices) | fields))
+    return parse_spec(json.dumps(a_spec_body(devices) | fields))
 
 
 def a_spec_body(devices: int = 1) -> dict[str, Any]:
@@ -60,9 +62,9 @@ def a_spec_body(devices: int = 1) -> dict[str, Any]:
     }
 
 
-def node_info(devices: int) -> NodeInfo:
+def node_info(devices: int, box: BoxRights | None = None) -> NodeInfo:
     records = (DeviceRecord(index=i, kind="cpu", ordinal=i, id=f"cpu:{i}", name="virtual") for i in range(devices))
-    return NodeInfo(host="host", cores=4, version="0", devices=tuple(records))
+    return NodeInfo(host="host", cores=4, version="0", devices=tuple(records), box=box)
 
 
 def a_node(devices: int, *, held: dict[int, str] | None = None, **changes: Any) -> NodeRecord:
@@ -73,7 +75,16 @@ def a_node(devices: int, *, held: dict[int, str] | None = None, **changes: Any) 
         b"beat": b"1",
         b"registered": b"1700000000000001",
         b"info": msgspec.json.encode(node_info(devices)),
+        b"instance": b"i",
     }
     fields |= {name.encode(): str(value).encode() for name, value in changes.items()}
     holders = {str(device).encode(): ref.encode() for device, ref in (held or {}).items()}
     return NodeRecord.from_fields("host-a", fields, holders, {}, {})
+
+
+def a_boxed_node(
+    name: str, devices: int, box: BoxRights | None, *, policy: PoolPolicy = DEFAULT_POLICY, **changes: Any
+) -> NodeRecord:
+    """A node of pool a100, which has that policy."""
+    info = msgspec.json.encode(node_info(devices, box)).decode()
+    return replace(a_node(devices, info=info, **changes), id=name, policy=policy)

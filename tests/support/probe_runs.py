@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from jobs.protocol import records as telemetry
-from jobs.protocol.records import AnyRecord, BatchSplit, Note, Record, Step
+from jobs.protocol.packets import AnyRecord, PacketDecoder, encode_packet
+from jobs.protocol.records import BatchSplit, Note, Record, Step
 from workers.runtime.context import DeviceStreams, RankContext, RankDevice
 
 T = TypeVar("T", bound=Record)
@@ -101,9 +101,7 @@ def _collect(started: Sequence[Any]) -> list[Seen]:
             process.join(DEADLINE_SECONDS)
     for _, _, failure, _ in answers:
         assert not failure, failure
-    return [
-        Seen(list(*telemetry.PacketDecoder().feed(packet)), result, printed) for packet, result, _, printed in answers
-    ]
+    return [Seen(list(*PacketDecoder().feed(packet)), result, printed) for packet, result, _, printed in answers]
 
 
 def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devices: int, rehearsed: bool) -> None:
@@ -114,7 +112,7 @@ def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devic
         result = _watch(sink, program, args, rank, world, devices, rehearsed)
     except BaseException:  # noqa: BLE001  (whatever it was is told)
         failure = traceback.format_exc()
-    pipe.send((telemetry.encode_packet(sink.records), result, failure, sink.printed))
+    pipe.send((encode_packet(sink.records), result, failure, sink.printed))
     pipe.poll(DEADLINE_SECONDS)  # whoever asked lets go of the pipe
     os._exit(0)
 
@@ -137,7 +135,7 @@ def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: 
     streams.install()
     context = RankContext(rank, world, own, devices, 1, sink, streams)
     if rehearsed:
-        install.install(devices, rank, world > 1)
+        install.install(devices, rank, world)
     probe = script.install(context, rehearsed=rehearsed)
     try:
         return program(*args)

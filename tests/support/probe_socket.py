@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from jobs.protocol.records import AnyRecord, Hello, SingleRecord, StepBatch, encode_packet
+from jobs.protocol.packets import AnyRecord, SingleRecord, StepBatch, encode_packet
+from jobs.protocol.records import Hello
 from workers.supervisor.descendants import ADMITTED, DescendantServer, open_listener
 
 DEADLINE_SECONDS = 60.0
@@ -30,6 +31,7 @@ class Listening:
             {os.getpid(): 0} if ranks is None else ranks,
             watch=self._watch,
             unwatch=self._unwatch,
+            count=lambda size: True,
             record=self._add_record,
             ended=lambda rank, source: self.ended.append((rank, source)),
         )

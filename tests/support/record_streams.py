@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, BatchSplit, Outcome, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import BatchSplit, Outcome, Step
 from jobs.splits.plan import Run, epoch_steps, evaluation_batches, predict_splits
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator

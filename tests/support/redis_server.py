@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,10 @@ START_SECONDS = 60.0
 
 
 class RedisServer:
-    """Can be killed, stalled and started again on the same data. The socket's path stays, and is short enough."""
+    """Can be killed, stalled and started again on the same data. The socket's path stays, and is short enough.
+    `prefix` is a command line that goes before the server's."""
+
+    prefix: Sequence[str] = ()
 
     def __init__(self, directory: Path, environment: Mapping[str, str] | None = None, /, **options: str) -> None:
         self._directory = directory
@@ -24,7 +27,8 @@ class RedisServer:
         self._sockets = Path(tempfile.mkdtemp(prefix="sy-"))
         self._process: subprocess.Popen[bytes] | None = None
         socket = self._sockets / "r.sock"
-        self.url = f"unix://{socket}"
+        login = f":{options['requirepass']}@" if "requirepass" in options else ""
+        self.url = f"unix://{login}{socket}"
         self._config = directory / "redis.conf"
         settings = {"port": "0", "unixsocket": str(socket), "dir": str(directory), "save": '""'} | options
         self._config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
@@ -43,7 +47,7 @@ class RedisServer:
 
     def start(self) -> None:
         with (self._directory / "redis.log").open("ab") as log:
-            command = [get_binary_path(), str(self._config)]
+            command = [*self.prefix, get_binary_path(), str(self._config)]
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         with self.client() as client:

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, BatchSplit, MetricSample, Outcome, Paused, Result, Saved, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import BatchSplit, MetricSample, Outcome, Paused, Result, Saved, Step
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from tests.support.training_runs import Kept, context_of, spec_of

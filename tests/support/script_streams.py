@@ -4,8 +4,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jobs.model.spec import JobSpec, parse
-from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Loaded, Outcome, Step, Wrapped
+from jobs.model.spec import JobSpec
+from jobs.model.spec_rules import parse_spec
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Activity, Group, Loaded, Wrapped
+from jobs.protocol.records import BatchSplit, Began, Outcome, Step
 from jobs.splits.findings.time_findings import CODES as TIME_CODES
 from jobs.splits.findings.uneven_work import CODES as WORK_CODES
 from jobs.splits.lint import _REMEDIES
@@ -26,7 +29,7 @@ def script_spec(strategy: str = "single", devices: int = 1, **program: Any) -> J
         "parallelism": {"strategy": strategy},
         "program": {"kind": "script", "bundle": "sha256:" + "0" * 64, "entrypoint": "train.py", **program},
     }
-    return parse(json.dumps(body))
+    return parse_spec(json.dumps(body))
 
 
 def told(strategy: str = "single", devices: int = 1, kind: str = "cpu", **program: Any) -> ScriptAggregator:

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from jobs.model.spec import JobSpec, parse
+from jobs.model.spec import JobSpec, Resources
+from jobs.model.spec_rules import parse_spec
 
 
 def make_spec(
@@ -14,6 +15,7 @@ def make_spec(
     drop_last: bool = False,
     mode: str = "train",
     observe: str = "auto",
+    nodes: int = 1,
     parallelism: dict[str, Any] | None = None,
     evaluate: dict[str, Any] | None = None,
     **program: Any,
@@ -35,4 +37,6 @@ def make_spec(
         "program": body,
         "observe": observe,
     }
-    return parse(json.dumps(spec))
+    made = parse_spec(json.dumps(spec))
+    # Several nodes are refused still, but what is worked out of a spec knows them.
+    return made if nodes == 1 else made.model_copy(update={"resources": Resources(devices=devices, nodes=nodes)})

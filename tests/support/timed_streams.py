@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, PrimitiveTimes, ProgramBegan, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import PrimitiveTimes, ProgramBegan, Step
 from tests.support.record_streams import aggregator, split, step
 from tests.support.specs import make_spec
 from workers.probe.step_records import is_sampled
@@ -124,6 +125,17 @@ def ddp_run(
         for record in records:
             told.add_record(rank, record)
     return told
+
+
+def node_run(nodes: int, devices: int, steps: int, slow_node: int | None = None, **options: Any) -> RecipeAggregator:
+    """Ranks on so many devices of each of several nodes, host-0 to host-n, of which one may be slow in its forward."""
+    leased = [
+        LeasedDevice(index, f"cpu:{index % devices}", f"host-{index // devices}", "cpu", "a device")
+        for index in range(nodes * devices)
+    ]
+    own = () if slow_node is None else range(slow_node * devices, (slow_node + 1) * devices)
+    plant = Plant(own[0], "forward", 0.5, others=tuple(own[1:])) if own else None
+    return ddp_run(len(leased), steps, 5, plant, leased=leased, **options)
 
 
 def dp_run(

@@ -4,8 +4,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from jobs.model.spec import JobSpec, parse
-from jobs.protocol.records import AnyRecord, Outcome, Record, Result
+from jobs.model.spec import JobSpec
+from jobs.model.spec_rules import parse_spec
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import Outcome, Record, Result
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.context import RankContext, RankDevice
@@ -46,7 +48,7 @@ class Kept:
 
 
 def spec_of(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) -> JobSpec:
-    return parse(json.dumps({"program": program, "resources": {"devices": devices}, "parallelism": parallelism}))
+    return parse_spec(json.dumps({"program": program, "resources": {"devices": devices}, "parallelism": parallelism}))
 
 
 def run_here(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) -> tuple[Result, Kept]:

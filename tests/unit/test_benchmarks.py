@@ -1,12 +1,10 @@
 """What benchmarks make of their samples: ratios, goals, growth, tables. What they measure is not for tests."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
-from benchmarks import machine, results
+from benchmarks import results
 from benchmarks.comparing import (
     Figure,
     Goal,
@@ -107,21 +105,6 @@ def test_growth_from_nothing_has_no_exponent() -> None:
 )
 def test_amounts_have_three_digits_and_a_unit_for_people(value: float, unit: str, words: str) -> None:
     assert amount(value, unit) == words
-
-
-def test_what_is_written_is_read_again_and_every_sample_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need the extra `bench`")
-    monkeypatch.setattr(machine, "_gpus", list)  # it would start a process
-    path = results.write("start", "How long", [WAIT, RATE], quick=True, seconds=1.5, into=tmp_path)
-    content, figures = results.read(path)
-    assert content["machine"]["cores"] >= 1
-    assert figures[0].samples == WAIT.samples
-    assert figures[0].met(figures[0].goals[0])
-    results.pictures(tmp_path)
-    assert "<svg" in (tmp_path / "start.svg").read_text()
-    json.loads(path.read_text(), parse_constant=pytest.fail)
 
 
 def test_a_table_says_what_was_measured_and_which_goals_were_met() -> None:

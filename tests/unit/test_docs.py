@@ -18,9 +18,10 @@ from api.app import create_app
 from api.http import problems
 from api.system import dashboard_routes
 from benchmarks import results
-from jobs.model import catalogue, spec, state
+from jobs.model import catalogue, state
 from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec, Parallelism
+from jobs.model.spec_rules import parse_spec
 from jobs.splits.plan import predict_splits
 from shardyard.contract import report_diff
 from shardyard.contract.errors import InvalidSpec
@@ -266,7 +267,7 @@ def test_the_examples_of_the_reference_would_be_accepted(path: str, example: dic
         (holder if not path else body["program"]).update(example)
     else:
         holder[last] = example
-    assert catalogue.check(spec.parse(json.dumps(body))) == []
+    assert catalogue.check(parse_spec(json.dumps(body))) == []
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -317,7 +318,7 @@ def test_the_classic_cases_are_shown_from_reports_of_their_own_specs() -> None:
         shown = decode_report((ROOT / f"docs/examples/{source}.json").read_bytes())
         if shown.prediction.matches is None:  # a script's, which nobody can plan
             continue
-        wanted = spec.parse((ROOT / f"examples/jobs/{source}.json").read_bytes())
+        wanted = parse_spec((ROOT / f"examples/jobs/{source}.json").read_bytes())
         planned = predict_splits(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
         assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns], source
 
@@ -392,12 +393,12 @@ def test_the_readme_has_a_job_to_copy() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_job_specs_in_documents_would_be_accepted(document: Path) -> None:
     for body in specs_in(document):
-        assert catalogue.check(spec.parse(body)) == []
+        assert catalogue.check(parse_spec(body)) == []
 
 
 def test_the_readmes_job_gives_the_split_that_the_readme_shows() -> None:
     (body, *_) = specs_in(ROOT / "README.md")
-    wanted = spec.parse(body)
+    wanted = parse_spec(body)
     shown = decode_report((ROOT / "docs/examples/three-of-thirty.json").read_bytes())
     planned = predict_splits(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
     assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns]
@@ -467,7 +468,7 @@ MISSING = README.split("## What it does not do yet\n", 1)[1]
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("a job runs on one node", {"resources": {"nodes": 2}}),
+        ("a job runs on one node", {"resources": {"nodes": 2}, "parallelism": {"strategy": "ddp"}}),
         ("no stall watchdog", {"limits": {"stall_seconds": 60}}),
     ],
 )
@@ -477,7 +478,7 @@ def test_what_the_readme_says_is_missing_is_refused(words: str, change: dict[str
     for part, fields in change.items():
         wanted[part] = wanted.get(part, {}) | fields
     try:
-        spec.parse(json.dumps(wanted))
+        parse_spec(json.dumps(wanted))
         refused = False
     except InvalidSpec:
         refused = True

@@ -26,6 +26,7 @@ TORCH = {
     "workers.node.forkserver",  # asks whether CUDA was initialised, after which no process may be forked
     "workers.node.preload",
     "workers.supervisor.rendezvous",  # TCPStore
+    "shardyard.script.node_pairs.measure_pairs",  # a script that is submitted: it runs in ranks
 }
 
 #: The forkserver has one thread, always: what is forked from several threads may inherit a lock that is never
@@ -36,6 +37,7 @@ THREADS = {
     "shardyard.cli.top",
     "shardyard.client",
     "workers.node.agent",
+    "workers.node.disks.watch",
     "workers.node.hardware.sampler",
     "workers.node.janitor",
     "workers.supervisor",
@@ -53,18 +55,21 @@ CREDENTIALS = {
     "jobs.store",
     "jobs.scheduling",
     "jobs.files.identity",  # compares the shared directory with the store that its caller has connected
+    "jobs.files.service_disks",  # reads from the settings which directories the service needs
     "shardyard.service",
     "workers.app",
     "workers.node",
+    "workers.sandbox.box.choice",
+    "workers.sandbox.box.planner",  # from the settings of its worker, as `check`
     "workers.sandbox.check",  # reads from the settings of its worker which paths the service keeps for itself
     "workers.supervisor",
 }
 #: Modules in packages of the table above that must do without.
 NO_CREDENTIALS = {"workers.node.forkserver", "workers.node.preload"}
 
-#: The forkserver forks supervisors, a supervisor forks ranks. `worker_monitor` forks the worker that it watches, which
-#: starts again from nothing.
-FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.handle"}
+#: The forkserver forks supervisors, a supervisor forks ranks, or the first process of its box, which then does.
+#: `worker_monitor` forks the worker that it watches, which starts again from nothing.
+FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.handle", "workers.sandbox.box.init"}
 
 REDIS_LIBRARIES = {"redis", "valkey", "glide", "glide_sync"}
 CREDENTIAL_MODULES = ("jobs.store.client", "jobs.model.settings")

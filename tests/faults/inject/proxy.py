@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -78,6 +79,7 @@ class Proxy:
         self._upstream = urlsplit(upstream)
         self._rules: list[Rule] = []
         self._links: set[_Link] = set()
+        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
         self._refusing = False
         self.commands: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
@@ -156,8 +158,12 @@ class Proxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()  # one that closes waits until the other side has read
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         if self._refusing:
             _close(writer, reset=True)
             return
@@ -166,6 +172,7 @@ class Proxy:
         except OSError:
             _close(writer, reset=True)
             return
+        self._writers.add(up)
         link = _Link(writer, up)
         self._links.add(link)
         ways = [

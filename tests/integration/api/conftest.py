@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from jobs import store
+from jobs.model.records import BoxRights
 from jobs.model.settings import Settings
 from jobs.model.state import StateReason
 from jobs.store import tokens
@@ -56,8 +57,18 @@ class Api:
         self.control = control
         self.storage = storage
 
-    def node(self, devices: int = 4, node: str = "host-a", pool: str = "default") -> None:
-        self.control.run(store.register_node(node, "i", pool, "127.0.0.1", node_info(devices), home="state-dir"))
+    def node(
+        self,
+        devices: int = 4,
+        node: str = "host-a",
+        pool: str = "default",
+        box: BoxRights | None = None,
+        *,
+        address: str = "127.0.0.1",
+        reach: str = "",
+    ) -> None:
+        info = node_info(devices, box)
+        self.control.run(store.register_node(node, "i", pool, address, info, home="state-dir", reach=reach))
 
     def token(self, *scopes: Scope, tenant: str = "default", expires: int | None = None) -> dict[str, str]:
         """Headers of a new token."""

@@ -18,8 +18,10 @@ FILLED = {
     "{id}": "cpu:0",
     "{job}": JOB,
     "{token}": "x",
+    "{secret}": "hf",
     "{name}": "index.js",
     "{node}": "host-a",
+    "{pool}": "default",
     "{device}": "0",
     "{path:path}": "report.json",
     "{bundle}": "sha256:" + "0" * 64,
@@ -100,7 +102,7 @@ async def test_only_an_administrator_handles_tokens_and_drains_nodes(api: Api) -
     api.node()
     submitter = api.token(Scope.SUBMIT)
     for method, path in every_route(api):
-        if path.startswith("/v1/tokens") or path.endswith(("/drain", "/quarantine")):
+        if path.startswith("/v1/tokens") or path.endswith(("/drain", "/quarantine", "/v1/pools/default")):
             assert (await api.client.request(method, path, headers=submitter)).status_code == 403
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert node["draining"] is False
@@ -124,7 +126,7 @@ async def test_a_node_that_drains_says_until_when_and_how_many_attempts_are_left
     api.node()
     await api.submit()
     api.control.run(store.dispatch(60))
-    (attempt,) = api.control.run(store.read_heartbeats()).leases
+    ((attempt, _),) = api.control.run(store.read_heartbeats()).leases
     api.control.run(store.claim(attempt, "c", "host-a"))
     told = await api.client.post("/v1/nodes/host-a/drain", json={"deadline_seconds": 600})
     node = told.json()
@@ -270,6 +272,7 @@ async def test_what_was_done_is_written_down_with_the_token_that_did_it(api: Api
 async def test_no_cache_keeps_an_answer_for_others_and_no_browser_guesses_what_it_is(api: Api) -> None:
     api.node()
     job = await api.submit()
+    assert (await api.client.post(f"/v1/jobs/{job}/cancel")).is_success  # it changes no more
     paths = ("/v1/jobs", f"/v1/jobs/{job}", f"/v1/jobs/{job}/logs", "/v1/nodes", "/v1/tokens", "/v1/jobs/none")
     answers = [await api.client.get(path) for path in paths]
     answers.append(await api.client.get(paths[1], headers={"If-None-Match": answers[1].headers["etag"]}))

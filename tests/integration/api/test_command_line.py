@@ -220,3 +220,59 @@ def test_nothing_is_uploaded_for_a_job_that_could_not_run(
     assert "there is no pool 'nowhere'" in said
     assert "99 devices" in said
     assert sent == []
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+
+def test_a_secret_is_put_listed_and_removed(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_file = service.parent / "state" / "secret-key"
+    type_in(monkeypatch, b"hf_Zq7wvT4mB2nXk8\n")
+    assert run("secret", "put", "hf") == 4
+    assert f"shardyard secret new-key {key_file}" in capsys.readouterr().err
+    assert run("secret", "new-key", str(key_file)) == 0
+    assert "has a key now" in capsys.readouterr().out
+
+    type_in(monkeypatch, b"hf_Zq7wvT4mB2nXk8\n")
+    assert run("secret", "put", "hf") == 0
+    (tmp_path / "pin").write_bytes(b"1234\r\n")
+    assert run("secret", "put", "pin", "--from-file", str(tmp_path / "pin")) == 0
+    shown = capsys.readouterr()
+    assert "hf is stored; jobs name it with --secret VARIABLE=hf" in shown.out
+    assert "it is shorter than 8 characters" in shown.err
+    with Client(os.environ["SHARDYARD_URL"], ADMIN) as client:
+        assert [one.name for one in client.list_secrets()] == ["hf", "pin"]
+    assert run("secret", "list") == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == ["NAME", "hf", "pin"]
+    assert run("secret", "rm", "pin") == 0
+    assert run("secret", "rm", "pin") == 4
+    capsys.readouterr()
+    assert run("secret", "list", "--json") == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["secrets"]] == ["hf"]
+
+    assert run("secret", "new-key", str(key_file)) == 0
+    assert "has a new key before the older one" in capsys.readouterr().out
+    assert len(key_file.read_text().split()) == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"), [(b"", "1 to 65,536 bytes"), (b"\xff\xfe", "UTF-8"), (b"x" * 65_537, "1 to 65,536 bytes")]
+)
+def test_a_value_that_is_none_is_refused_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: bytes, words: str
+) -> None:
+    type_in(monkeypatch, typed)
+    assert run("secret", "put", "hf") == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("secret", "put", "hf", "--from-file", "nowhere") == 2
+    assert "cannot read nowhere: No such file" in capsys.readouterr().err

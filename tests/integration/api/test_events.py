@@ -472,7 +472,7 @@ HOSTILE = [
 
 
 def test_hostile_lines_names_and_findings_stay_inside_their_data(place: Place) -> None:
-    job, attempt = place.started(name="n\u2028\u0085<script>")
+    job, attempt = place.started(name="data: <script>")
     with place.follow(job, "?logs=0") as reader:
         reader.until(lambda r: r.events)
         attempt.print(*HOSTILE)

@@ -34,6 +34,7 @@ from jobs.files import paths
 from jobs.model.settings import Settings
 from jobs.model.state import StateReason
 from jobs.store.client import RedisStore
+from jobs.support import secret_keys
 from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.support.hostile_zips import Part, zipped
@@ -137,6 +138,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, S
             "reconcile_seconds": 0.1,
             "node_seconds": 86_400,  # nobody beats for the node
         }
+        secret_keys.create_key_file(storage / "secret-key")
         found = Target(url, storage)
         yield found, Settings.model_validate(fields | {"allowed_hosts": asgi.HOST})
         found.close()

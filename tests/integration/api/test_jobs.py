@@ -37,7 +37,7 @@ async def test_a_submitted_job_is_leased_and_its_node_is_told_at_once(api: Api) 
     job = answer.json()["id"]
     assert answer.headers["location"] == f"/v1/jobs/{job}"
     status = await until_state(api, job, "starting")
-    assert status["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1", "cpu:2"]}]
+    assert status["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1", "cpu:2"], "ranks": [0]}]
     assert status["attempt"] == 1
     assert status["spec"]["program"]["data"]["batch_size"] == status["batch_size"] == 30
     queue = f"{names.CELERY_KEY_PREFIX}{names.node_queue('host-a')}"
@@ -229,7 +229,7 @@ async def test_a_finished_job_shows_its_result_and_its_attempts(api: Api) -> Non
     assert status["result"] == {"loss": 0.5, "metrics": {}}
     assert status["created_at"] < status["started_at"] < status["finished_at"]
     (attempt,) = (await api.get(f"/v1/jobs/{job}/attempts"))["attempts"]
-    assert attempt["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1"]}]
+    assert attempt["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1"], "ranks": []}]
     assert attempt["reason"]["code"] == "completed"
 
 

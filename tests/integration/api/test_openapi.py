@@ -7,7 +7,9 @@ import pytest
 
 from api.http.auth import PUBLIC, is_public
 from api.schemas import examples
+from jobs.model.settings import Settings
 from jobs.store.tokens import Scope
+from jobs.support import secret_keys
 from tests.integration.api.conftest import Api, bearer
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
@@ -61,11 +63,12 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
         )
-    }
+    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}")}
 
 
-async def test_every_example_of_a_body_is_accepted(api: Api) -> None:
+async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
     api.node(devices=4)
+    secret_keys.create_key_file(settings.secret_keys())
     sent = 0
     for (method, path), operation in (await operations(api)).items():
         shown = operation.get("requestBody", {"content": {"application/json": {"examples": {}}}})
@@ -82,7 +85,9 @@ async def test_every_example_of_a_body_is_accepted(api: Api) -> None:
         examples.SIGN_INS,
         examples.DRAINS,
         examples.QUARANTINES,
+        examples.POLICIES,
         examples.PROFILES,
+        examples.SECRETS,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
 

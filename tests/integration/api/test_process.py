@@ -133,7 +133,7 @@ def test_jobs_are_submitted_and_dispatched(redis: RedisServer, client: httpx.Cli
     add_node(redis)
     job = client.post("/v1/jobs", json=a_spec_body(2)).json()["id"]
     status = until(lambda: (s := client.get(f"/v1/jobs/{job}").json())["state"] == "starting" and s)
-    assert status["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1"]}]
+    assert status["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1"], "ranks": [0]}]
 
 
 def test_it_starts_without_redis_and_is_ready_by_itself_once_redis_is_there(tmp_path: Path, redis: RedisServer) -> None:
@@ -201,7 +201,9 @@ def test_progress_is_left_out_when_the_telemetry_redis_is_away(tmp_path: Path, r
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"HOST": "0.0.0.0", "ADMIN_TOKEN": ""}, "refusing to listen on 0.0.0.0"),
+        ({"HOST": "0.0.0.0", "ADMIN_TOKEN": "", "INSECURE_HTTP": "1"}, "0.0.0.0 without an admin token"),
+        ({"HOST": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without TLS"),
+        ({"TLS_CERT": "/nowhere", "TLS_KEY": "/nowhere"}, "SHARDYARD_TLS_CERT (--tls-cert): /nowhere cannot be read"),
         ({"ADMIN_TOKEN": "short"}, "admin token"),
         ({"PORT": "99999"}, "port"),
         ({"REDIS_URL": "amqp://host"}, "unix://"),

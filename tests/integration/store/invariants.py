@@ -4,11 +4,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import redis
 
-from jobs.model.records import Quarantine
+from jobs.model.pool_policy import PoolPolicy
+from jobs.model.records import NodeInfo, Quarantine
 from jobs.model.state import TERMINAL, JobState
 
 LIVE = (b"leased", b"claimed")
@@ -79,6 +81,26 @@ def violations(client: "redis.Redis") -> list[str]:
     ]
 
 
+class Part(NamedTuple):
+    """What an attempt has on one node."""
+
+    node: str
+    state: bytes
+    leased: list[bytes]
+
+
+def parts_of(attempt: dict[bytes, bytes]) -> list[Part]:
+    ends = [b"", *(b".%d" % part for part in range(1, int(attempt.get(b"parts") or 1)))]
+    return [
+        Part(attempt[b"node" + end].decode(), attempt[b"state" + end], attempt[b"leased" + end].split(b","))
+        for end in ends
+    ]
+
+
+def _class_of(job: dict[bytes, bytes]) -> str:
+    return job[b"devices"].decode() + (f"x{job[b'nodes'].decode()}" if b"nodes" in job else "")
+
+
 def _indexes(keys: Keys) -> Iterator[str]:
     jobs = keys.hashes_at("sy:job:")
     indexed: dict[str, list[str]] = {}
@@ -126,7 +148,7 @@ def _queues(keys: Keys) -> Iterator[str]:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
     for ref, job in jobs.items():
-        queue = f"sy:queue:{job[b'pool'].decode()}:{job[b'devices'].decode()}"
+        queue = f"sy:queue:{job[b'pool'].decode()}:{_class_of(job)}"
         places = waiting.pop(ref, [])
         if job[b"state"] == JobState.QUEUED.encode():
             if places not in ([queue], ["sy:backoff"]):
@@ -143,8 +165,10 @@ def _queues(keys: Keys) -> Iterator[str]:
     if waiting:
         yield f"these wait, but are no jobs: {waiting}"
     for name in keys.sets:
-        if name.startswith("sy:queue:"):
-            classes = {queue.removeprefix(name + ":") for queue in keys.zsets if queue.startswith(name + ":")}
+        if name.startswith(("sy:queue:", "sy:gangs:")):
+            prefix = f"sy:queue:{name.split(':', 2)[2]}:"
+            waiting_classes = {queue.removeprefix(prefix) for queue in keys.zsets if queue.startswith(prefix)}
+            classes = {each for each in waiting_classes if ("x" in each) == name.startswith("sy:gangs:")}
             if {member.decode() for member in keys.sets[name]} != classes:
                 yield f"{name} lists other classes than wait: {classes}"
 
@@ -155,7 +179,7 @@ def _attempts(keys: Keys) -> Iterator[str]:
     leases = {ref.decode() for ref in keys.sets.get("sy:leases", set())}
     if live != leases:
         yield f"live attempts {live}, but leases {leases}"
-    hinted = {f"{attempts[ref][b'node'].decode()} {ref}" for ref in live if attempts[ref][b"state"] == b"leased"}
+    hinted = {f"{part.node} {ref}" for ref in live for part in parts_of(attempts[ref]) if part.state == b"leased"}
     if hinted != {member.decode() for member in keys.zsets.get("sy:outbox", {})}:
         yield f"unclaimed attempts {hinted}, but hints {keys.zsets.get('sy:outbox')}"
     for ref, job in keys.hashes_at("sy:job:").items():
@@ -170,13 +194,17 @@ def _devices(keys: Keys) -> Iterator[str]:
     leases = {ref.decode() for ref in keys.sets.get("sy:leases", set())}
     leased: dict[tuple[str, int], str] = {}
     for ref in leases:
-        for device in attempts[ref][b"leased"].split(b","):
-            slot = (attempts[ref][b"node"].decode(), int(device))
-            if slot in leased:
-                yield f"device {slot} is in two live leases: {leased[slot]} and {ref}"
-            leased[slot] = ref
-            if keys.hashes.get(f"sy:held:{slot[0]}", {}).get(device) != ref.encode():
-                yield f"device {slot} is leased to {ref}, but not held for it"
+        parts = parts_of(attempts[ref])
+        if len({part.node for part in parts}) != len(parts):
+            yield f"attempt {ref} has two parts on one node: {parts}"
+        for part in parts:
+            for device in part.leased:
+                slot = (part.node, int(device))
+                if slot in leased:
+                    yield f"device {slot} is in two live leases: {leased[slot]} and {ref}"
+                leased[slot] = ref
+                if keys.hashes.get(f"sy:held:{slot[0]}", {}).get(device) != ref.encode():
+                    yield f"device {slot} is leased to {ref}, but not held for it"
     for name, node in keys.hashes_at("sy:node:").items():
         held = {int(device) for device in keys.hashes.get(f"sy:held:{name}", {})}
         bad = {int(device) for device in keys.hashes.get(f"sy:quarantine:{name}", {})}
@@ -193,7 +221,9 @@ def _devices(keys: Keys) -> Iterator[str]:
             yield f"node {name}: held {held}, free {free}, quarantined {bad} are not its {len(every)} devices"
         index = keys.zsets.get(f"sy:pool:{node[b'pool'].decode()}:free", {})
         closed = any(node.get(field) == b"1" for field in (b"stopping", b"draining", b"leaving"))
-        expected = len(free) if node[b"alive"] == b"1" and not closed else None
+        low = bool(node.get(b"low")) and node[b"low_said_by"] == node[b"instance"]
+        takes_work = node[b"alive"] == b"1" and not closed and not low and _has_box(keys, node)
+        expected = len(free) if takes_work else None
         if index.get(name.encode()) != expected:
             yield f"node {name}: the index says {index.get(name.encode())} free, and it has {expected}"
         for other, members in keys.zsets.items():
@@ -202,11 +232,19 @@ def _devices(keys: Keys) -> Iterator[str]:
                 yield f"node {name} is still in {other}"
 
 
+def _has_box(keys: Keys, node: dict[bytes, bytes]) -> bool:
+    """Whether a node has the box that the policy of its pool demands."""
+    policy = keys.hashes.get("sy:policies", {}).get(node[b"pool"])
+    level = msgspec.json.decode(node[b"info"], type=NodeInfo).box_level
+    return policy is None or msgspec.json.decode(policy, type=PoolPolicy).accepts_box(level)
+
+
 def _holds(keys: Keys) -> Iterator[str]:
     for pool, hold in keys.hashes_at("sy:hold:").items():
-        queue = keys.zsets.get(f"sy:queue:{pool}:{hold[b'devices'].decode()}", {})
-        if hold[b"ref"] not in queue:
-            yield f"a node of pool {pool} is kept for {hold[b'ref'].decode()}, which does not wait"
+        kept = len(hold[b"node"].split())
+        wanted = hold[b"devices"].decode() + (f"x{kept}" if kept > 1 else "")
+        if hold[b"ref"] not in keys.zsets.get(f"sy:queue:{pool}:{wanted}", {}):
+            yield f"{kept} nodes of pool {pool} are kept for {hold[b'ref'].decode()}, which does not wait for so many"
 
 
 def _bundles(keys: Keys) -> Iterator[str]:

@@ -54,3 +54,31 @@ def test_an_end_that_is_told_twice_takes_no_device_from_the_next_attempt(world: 
     following = world.running()
     assert finish(world, attempt)
     assert held(world) == {b"0": str(following).encode()}
+
+
+def test_what_a_job_keeps_of_its_end_is_of_bounded_size(world: World) -> None:
+    """Supervisors cut it; one that does not must not fill Redis with what a program says."""
+    world.node(devices=1)
+    attempt = world.running()
+    error = {"message": "é" * 10**6, "traceback": "t" * 10**6}
+    world.run(
+        store.finish(
+            attempt, "c", StateReason.CODE_ERROR, "é" * 10**6, error=error, result={"metrics": {"m" * 10**6: 1}}
+        )
+    )
+    record = world.job(attempt.job)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.CODE_ERROR)
+    assert record.message == "é" * (16 * 1024 // 2)
+    assert record.error is not None
+    assert record.error["message"] == record.message
+    assert record.result is None
+    assert sum(len(value) for value in world.redis.hvals(f"sy:job:{attempt.job_ref}")) < 100_000
+    assert sum(len(value) for value in world.redis.hvals(f"sy:attempt:{attempt}")) < 100_000
+
+
+def test_a_long_traceback_is_kept(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running()
+    error = {"message": "no", "traceback": '"\\\n' * 20_000}
+    world.run(store.finish(attempt, "c", StateReason.CODE_ERROR, "no", error=error))
+    assert world.job(attempt.job).error == error

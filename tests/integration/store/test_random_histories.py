@@ -16,7 +16,8 @@ from hypothesis.stateful import (
 )
 
 from jobs import store
-from jobs.model.records import AttemptRecord, JobRecord
+from jobs.model.pool_policy import PoolPolicy
+from jobs.model.records import AttemptRecord, BoxRights, JobRecord, PartRecord
 from jobs.model.state import (
     CAUSE_OF,
     STATE_OF,
@@ -27,14 +28,18 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId
 from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script
 
 pytestmark = pytest.mark.integration
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
+#: What nodes may say of whom they reach, and where they stand; only the first three go together.
+PLACES = (("network", "a"), ("network", "a"), ("network", ""), ("loopback:host", ""), ("", ""))
+BOXES = (None, BoxRights("none", {}), BoxRights("user", {"network": "no"}), BoxRights("full", {}))
+POLICIES = tuple(PoolPolicy(box, network) for box in ("any", "user", "full") for network in ("none", "host"))
 NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains", "loses a device", "gets it back")
 #: How a supervisor may end an attempt; the other reasons belong to the control plane.
 ENDS = sorted(CAUSE_OF)
@@ -52,20 +57,26 @@ class History(RuleBasedStateMachine):
         super().__init__()
         self.world.redis.flushall()
         self.seen: dict[str, JobRecord] = {}
-        self.stale_beats: list[tuple[AttemptId, int]] = []
+        self.stale_beats: list[tuple[PartId, int]] = []
         self.cancelled: set[str] = set()
+        self.places = dict.fromkeys(NODES, ("network", ""))
 
-    @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    def nodes_register(self, sizes: tuple[int, int]) -> None:
-        for name, size in zip(NODES, sizes, strict=True):
-            self.world.node(name, size)
+    @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)), boxes=st.permutations(BOXES))
+    def nodes_register(self, sizes: tuple[int, int, int], boxes: list[BoxRights | None]) -> None:
+        for name, size, box in zip(NODES, sizes, boxes[: len(NODES)], strict=True):
+            self.world.node(name, size, box=box)
 
     # -- users -------------------------------------------------------------------------------------
 
-    @rule(devices=st.integers(1, 4), priority=st.integers(-1, 1), retries=st.integers(0, 2))
-    def submit(self, devices: int, priority: int, retries: int) -> None:
+    @rule(
+        devices=st.integers(1, 4),
+        nodes=st.sampled_from((1, 1, 2, 3)),
+        priority=st.integers(-1, 1),
+        retries=st.integers(0, 2),
+    )
+    def submit(self, devices: int, nodes: int, priority: int, retries: int) -> None:
         try:
-            job = self.world.submit(devices, priority=priority, retries=retries)
+            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries)
         except TooLargeForPool:
             return
         self.seen[job] = self.world.job(job)
@@ -120,6 +131,8 @@ class History(RuleBasedStateMachine):
     def dispatch(self, hold: float) -> None:
         for attempt in self.world.run(store.dispatch(hold)).created:
             assert attempt.job not in self.cancelled, "nothing starts after a cancel"
+            self.attempt_meets_the_policy(attempt)
+            self.gang_stands_together(attempt)
 
     @rule()
     def watch_beats(self) -> None:
@@ -128,17 +141,19 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.stale_beats)
     @rule(data=st.data())
     def reap_what_stood_still(self, data: st.DataObject) -> None:
-        attempt, heartbeat = data.draw(st.sampled_from(self.stale_beats))
-        still = self.world.run(store.read_heartbeats()).leases.get(attempt) == heartbeat
-        assert self.world.reap(attempt, heartbeat=heartbeat) == still
+        part, heartbeat = data.draw(st.sampled_from(self.stale_beats))
+        still = self.world.run(store.read_heartbeats()).leases.get(part) == heartbeat
+        assert self.world.reap(part.attempt, heartbeat=heartbeat, node=part.node) == still
 
     # -- supervisors -------------------------------------------------------------------------------
 
     @rule(retries=st.integers(0, 2), marked=st.booleans())
     def a_job_starts(self, retries: int, marked: bool) -> None:
         """The usual course in one step, so that histories get far."""
-        self.submit(1, 1, retries)
+        self.submit(1, 1, 1, retries)
         for attempt in self.world.run(store.dispatch(NEVER)).created:
+            self.attempt_meets_the_policy(attempt)
+            self.gang_stands_together(attempt)
             self.world.claim(attempt.job, "x")
             self.states_move_along_the_diagram()  # here too: it looks at one move at a time
             if marked:
@@ -149,25 +164,52 @@ class History(RuleBasedStateMachine):
     def claim(self, data: st.DataObject, claimant: str) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        reply = self.world.run(store.claim(attempt, claimant, record.node))
-        unclaimed = record.state is AttemptState.LEASED
-        assert reply.granted == (unclaimed or self.holds(record, claimant))
+        part = data.draw(st.integers(0, len(record.followers)))
+        claimed = self.parts(record)[part]
+        link = f"link of {claimant}" if part == 0 else ""
+        reply = self.world.run(store.claim(attempt, claimant, claimed.node, link))
+        is_open = record.state in LIVE and claimed.state is AttemptState.LEASED
+        assert reply.granted == (is_open or self.holds(record, claimant, part))
+        assert not reply.granted or reply.part == part
+        leader = record.claimant if part > 0 and reply.granted else None
+        assert reply.link in ({f"link of {leader}", ""} if leader else {""}), "claims in one step leave no link"
+        self.links_are_of_live_attempts()
 
     @precondition(lambda self: self.attempts())
     @rule(data=st.data(), claimant=st.sampled_from("xxy"), reason=st.sampled_from(ENDS), times=st.integers(1, 2))
     def finish(self, data: st.DataObject, claimant: str, reason: StateReason, times: int) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        ended = {reason, StateReason.DRAINED} if reason is StateReason.SERVICE_STOPPED else {reason}
-        again = record.claimant == claimant and record.reason in ended
+        stopped = {StateReason.DRAINED, StateReason.STORAGE_LOW} if reason is StateReason.SERVICE_STOPPED else set()
+        again = record.claimant == claimant and record.reason in {reason, *stopped}
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)
+
+    @precondition(lambda self: self.attempts())
+    @rule(data=st.data(), claimant=st.sampled_from("xxy"), times=st.integers(1, 2))
+    def abandon(self, data: st.DataObject, claimant: str, times: int) -> None:
+        attempt = data.draw(st.sampled_from(self.attempts()))
+        record, before = self.world.history(attempt.job)[attempt.number - 1], self.world.job(attempt.job)
+        node = data.draw(st.sampled_from(self.parts(record))).node
+        said = f"{node} has not joined"
+        again = record.state is AttemptState.ENDED and (record.claimant, record.message) == (claimant, said)
+        for _ in range(times):
+            given_up = self.world.run(store.abandon(attempt, claimant, node, said))
+            assert given_up == (self.holds(record, claimant) or again)
+        now = self.world.job(attempt.job)
+        assert now.retries == before.retries
+        assert before.state is JobState.RUNNING or now.losses == before.losses, "nothing of it ran"
 
     @precondition(lambda self: self.attempts())
     @rule(data=st.data(), claimant=st.sampled_from("xxy"))
     def renew_mark_and_ask(self, data: st.DataObject, claimant: str) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
-        holds = self.holds(self.world.history(attempt.job)[attempt.number - 1], claimant)
+        record = self.world.history(attempt.job)[attempt.number - 1]
+        for part in range(1, len(record.followers) + 1):
+            command = SupervisorCommand.GO if self.holds(record, claimant, part) else SupervisorCommand.LOST
+            assert self.world.run(store.renew_lease(attempt, claimant, part)) is command
+            assert self.world.run(store.read_command(attempt, claimant, part)) is command
+        holds = self.holds(record, claimant)
         assert (self.world.run(store.renew_lease(attempt, claimant)) is not SupervisorCommand.LOST) == holds
         assert self.world.mark(attempt, by=claimant) == holds
         assert (self.world.run(store.read_command(attempt, claimant)) is not SupervisorCommand.LOST) == holds
@@ -188,11 +230,22 @@ class History(RuleBasedStateMachine):
     def refuse(self, data: st.DataObject, reason: StateReason) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        accepted = self.world.run(store.refuse(attempt, record.node, reason, "no"))
-        assert accepted == (record.state is AttemptState.LEASED)
+        part = data.draw(st.sampled_from(self.parts(record)))
+        accepted = self.world.run(store.refuse(attempt, part.node, reason, "no"))
+        assert accepted == (record.state in LIVE and part.state is AttemptState.LEASED)
 
-    @rule(node=st.sampled_from(NODES), size=st.integers(1, 4), what=st.sampled_from(NODE_CHANGES))
-    def node_changes(self, node: str, size: int, what: str) -> None:
+    @rule(policy=st.sampled_from(POLICIES))
+    def operator_sets_a_policy(self, policy: PoolPolicy) -> None:
+        self.world.run(store.set_policy("default", policy))
+
+    @rule(
+        node=st.sampled_from(NODES),
+        size=st.integers(1, 4),
+        what=st.sampled_from(NODE_CHANGES),
+        box=st.sampled_from(BOXES),
+        place=st.sampled_from(PLACES),
+    )
+    def node_changes(self, node: str, size: int, what: str, box: BoxRights | None, place: tuple[str, str]) -> None:
         match what:
             case "goes down":
                 assert self.world.run(store.take_down_node(node, None))
@@ -211,7 +264,9 @@ class History(RuleBasedStateMachine):
                 with suppress(NotFound):
                     self.world.run(store.unquarantine(node, size - 1))
             case _:
-                self.world.node(node, size)
+                reach, topology = place
+                self.world.node(node, size, box=box, reach=reach, topology=topology)
+                self.places[node] = place
 
     # -- what must hold after every step -----------------------------------------------------------
 
@@ -241,8 +296,47 @@ class History(RuleBasedStateMachine):
         numbers = {job: range(record.attempt, 0, -1) for job, record in sorted(self.seen.items(), reverse=True)}
         return [AttemptId(TENANT, job, number) for job, attempts in numbers.items() for number in attempts]
 
-    def holds(self, attempt: AttemptRecord, claimant: str) -> bool:
-        return (attempt.state, attempt.claimant) == (AttemptState.CLAIMED, claimant)
+    def attempt_meets_the_policy(self, attempt: AttemptId) -> None:
+        """Of one that was dispatched just now: its node has the box, and its network is the one that follows."""
+        record = self.world.history(attempt.job)[attempt.number - 1]
+        nodes = {node.id: node for node in self.world.run(store.read_fleet()).nodes}
+        for part in self.parts(record):
+            assert nodes[part.node].policy.accepts_box(nodes[part.node].info.box_level)
+        node = nodes[record.node]
+        alone = self.world.job(attempt.job).nodes == 1
+        expected = node.policy.network if alone and node.info.has_right("network") else "host"
+        assert record.network == self.world.job(attempt.job).network == expected
+
+    def gang_stands_together(self, attempt: AttemptId) -> None:
+        """Of one that was dispatched just now: it has as many devices of as many nodes as it wants, which reach each
+        other."""
+        record, job = self.world.history(attempt.job)[attempt.number - 1], self.world.job(attempt.job)
+        parts = self.parts(record)
+        assert [len(part.leased) for part in parts] == [job.devices] * job.nodes
+        assert [(placed.node, placed.devices) for placed in job.followers] == [
+            (part.node, part.leased) for part in record.followers
+        ]
+        if job.nodes > 1:
+            reaches = {self.places[part.node][0] for part in parts}
+            assert len(reaches) == 1
+            assert reaches != {""}
+
+    def links_are_of_live_attempts(self) -> None:
+        """And of those that a leader has claimed."""
+        for attempt in self.attempts():
+            record = self.world.history(attempt.job)[attempt.number - 1]
+            link = self.world.redis.hget(f"sy:attempt:{attempt}", "link")
+            if link is not None:
+                assert record.state is AttemptState.CLAIMED
+                assert link == f"link of {record.claimant}".encode()
+
+    def parts(self, attempt: AttemptRecord) -> list[AttemptRecord | PartRecord]:
+        return [attempt, *attempt.followers]
+
+    def holds(self, attempt: AttemptRecord, claimant: str, part: int = 0) -> bool:
+        found = self.parts(attempt)[part]
+        is_live = attempt.state in LIVE
+        return is_live and (found.state, found.claimant) == (AttemptState.CLAIMED, claimant)
 
 
 @contextmanager

@@ -80,6 +80,28 @@ def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world
     assert world.state(alive.job) is JobState.RUNNING
 
 
+@pytest.mark.parametrize("claimed", ["n1", "n2"])
+def test_a_part_that_nobody_claims_is_not_waited_for_as_long_as_a_lease(world: World, claimed: str) -> None:
+    for node in ("n1", "n2"):
+        world.node(node, 1)
+    gang = world.submit(1, nodes=2)
+    assert world.dispatch() == [gang]
+    assert world.run(store.claim(world.attempt(gang), "c", claimed)).granted
+    world.node("n3", 1)
+    alone = world.submit(1)
+    assert world.dispatch() == [alone]
+    settings = Settings(join_seconds=0.1, reconcile_seconds=0.01)
+    reconciler = JobScheduler(world.store, MemoryHintSender(), settings, listen=False)
+    for _ in range(TICKS):
+        reconciler.tick()
+        if world.state(gang) is not JobState.STARTING:
+            break
+    missing = {"n1", "n2"} - {claimed}
+    assert f"no supervisor took it on node {missing.pop()} in time" in world.job(gang).message
+    assert world.job(gang).losses == 0
+    assert world.state(alone) is JobState.STARTING, "nobody waits for it"
+
+
 def test_a_node_that_does_not_beat_takes_no_more_work(world: World) -> None:
     world.node()
     reconciler = scheduler(world, MemoryHintSender())

@@ -9,7 +9,7 @@ import zstandard
 
 from jobs import store
 from jobs.model.state import AttemptState, JobState, StateReason, SupervisorCommand
-from jobs.store import MAX_LOSSES, AttemptId, Hint, NodeStanding
+from jobs.store import MAX_LOSSES, AttemptId, Hint, NodeStanding, PartId
 from shardyard.contract.errors import (
     IdempotencyConflict,
     JobFinished,
@@ -544,7 +544,7 @@ def test_a_clock_that_is_set_back_does_not_keep_a_job_in_backoff(world: World) -
 def test_only_a_beat_that_stands_still_is_reaped(world: World) -> None:
     world.node()
     attempt = world.running(retries=0)
-    heartbeat = world.run(store.read_heartbeats()).leases[attempt]
+    heartbeat = world.run(store.read_heartbeats()).leases[PartId(attempt, "n1")]
     assert world.run(store.renew_lease(attempt, "c")) is not SupervisorCommand.LOST
     assert not world.reap(attempt, heartbeat=heartbeat)
     assert world.state(attempt.job) is JobState.RUNNING
@@ -771,7 +771,7 @@ def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is
         attempt,
         StateReason.LEASE_EXPIRED,
         "no beat",
-        heartbeat=heartbeats.leases[attempt],
+        heartbeat=heartbeats.leases[PartId(attempt, "n1")],
         backoff_seconds=0,
         node_heartbeat=heartbeats.nodes["n1"],
         node_message="node n1 is lost",
@@ -795,7 +795,7 @@ def test_a_lease_that_expires_on_a_node_that_beat_since_or_is_alive_is_only_a_le
             attempt,
             StateReason.LEASE_EXPIRED,
             "no beat",
-            heartbeat=heartbeats.leases[attempt],
+            heartbeat=heartbeats.leases[PartId(attempt, "n1")],
             backoff_seconds=0,
             node_heartbeat=node_heartbeat,
         )
@@ -809,7 +809,7 @@ def test_a_lease_that_expires_on_a_node_that_is_down_or_not_known_says_that_the_
 ) -> None:
     world.node()
     attempt = world.running()
-    heartbeat = world.run(store.read_heartbeats()).leases[attempt]
+    heartbeat = world.run(store.read_heartbeats()).leases[PartId(attempt, "n1")]
     if how == "down":
         world.run(store.take_down_node("n1", None))
     else:

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 import redis
 
 from jobs import store
-from jobs.model import spec
-from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
-from jobs.model.spec import JobSpec
+from jobs.model.records import AttemptRecord, BoxRights, DeviceRecord, JobRecord, NodeInfo
+from jobs.model.spec import JobSpec, Resources
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import JobState, StateReason
 from jobs.store import AttemptId, BundleUpload
 from jobs.store.client import RedisStore
@@ -22,7 +22,7 @@ NEVER = 3600.0  # hold_seconds that no test lives to see
 def a_spec(devices: int = 1, **fields: Any) -> JobSpec:
     program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
     how = {"strategy": "dp" if devices > 1 else "single"}
-    return spec.parse(
+    return parse_spec(
         json.dumps({"program": program, "parallelism": how, "resources": {"devices": devices}} | dict(fields))
     )
 
@@ -36,9 +36,9 @@ def script(number: int) -> dict[str, Any]:
     return {"kind": "script", "bundle": bundle_id(number), "entrypoint": "train.py"}
 
 
-def node_info(devices: int) -> NodeInfo:
+def node_info(devices: int, box: BoxRights | None = None) -> NodeInfo:
     records = (DeviceRecord(index=i, kind="cpu", ordinal=i, id=f"cpu:{i}", name="virtual") for i in range(devices))
-    return NodeInfo(host="host", cores=4, version="0", devices=tuple(records))
+    return NodeInfo(host="host", cores=4, version="0", devices=tuple(records), box=box)
 
 
 class World:
@@ -53,13 +53,29 @@ class World:
     def run(self, call: store.Call[T]) -> T:
         return self.store.run(call)
 
-    def node(self, name: str = "n1", devices: int = 4, *, pool: str = "default", instance: str = "i1") -> str:
-        self.run(store.register_node(name, instance, pool, "127.0.0.1", node_info(devices), home="state-dir"))
+    def node(
+        self,
+        name: str = "n1",
+        devices: int = 4,
+        *,
+        pool: str = "default",
+        instance: str = "i1",
+        box: BoxRights | None = None,
+        reach: str = "network",
+        topology: str = "",
+    ) -> str:
+        info = node_info(devices, box)
+        register = store.register_node(
+            name, instance, pool, "127.0.0.1", info, home="state-dir", reach=reach, topology=topology
+        )
+        self.run(register)
         return name
 
-    def submit(self, devices: int = 1, *, priority: int = 0, retries: int = 0, **fields: Any) -> str:
+    def submit(self, devices: int = 1, *, nodes: int = 1, priority: int = 0, retries: int = 0, **fields: Any) -> str:
         limits = {"max_retries": retries}
         chosen = a_spec(devices, priority=priority, limits=limits, **fields)
+        if nodes > 1:
+            chosen = chosen.model_copy(update={"resources": Resources(devices=devices, nodes=nodes)})
         return self.run(store.submit(TENANT, f"{next(self._ids):09d}", chosen)).job
 
     def put_bundle(self, number: int, *, nonce: str = "nonce", size: int = 100, **fields: Any) -> BundleUpload:
@@ -112,9 +128,15 @@ class World:
         return self.run(store.finish(attempt, by, reason, reason.value))
 
     def reap(
-        self, attempt: AttemptId, *, heartbeat: int | None, reason: StateReason = StateReason.LEASE_EXPIRED
+        self,
+        attempt: AttemptId,
+        *,
+        heartbeat: int | None,
+        reason: StateReason = StateReason.LEASE_EXPIRED,
+        node: str = "",
     ) -> bool:
-        return self.run(store.reap(attempt, reason, "gone", heartbeat=heartbeat, backoff_seconds=0)) is not None
+        lost = store.reap(attempt, reason, "gone", heartbeat=heartbeat, backoff_seconds=0, node=node)
+        return self.run(lost) is not None
 
     def release(self, attempt: AttemptId, quarantine: dict[int, str] | None = None, *, node: str = "n1") -> int:
         return self.run(store.release(node, attempt, quarantine or {}))

@@ -16,7 +16,8 @@ from typing import TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, Outcome, PacketDecoder, ProgramBegan, Record, Step
+from jobs.protocol.packets import AnyRecord, PacketDecoder
+from jobs.protocol.records import Outcome, ProgramBegan, Record, Step
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.commands import CONTINUE

@@ -113,7 +113,7 @@ def _rank(
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in names.items()}}
         process_groups.retain_groups()
     if devices:
-        install.install(devices, rank, ranks > 1)
+        install.install(devices, rank, ranks)
     code = _run(program, args)
     sys.stdout.flush()
     sys.stderr.flush()

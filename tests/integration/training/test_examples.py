@@ -9,7 +9,8 @@ import pytest
 
 import jobs
 from jobs.model import catalogue
-from jobs.model.spec import JobSpec, parse
+from jobs.model.spec import JobSpec
+from jobs.model.spec_rules import parse_spec
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
@@ -41,7 +42,7 @@ PRINTED: dict[str, Sequence[tuple[int, ...]]] = {
 
 
 def submitted(name: str) -> JobSpec:
-    spec = parse((DIRECTORY / f"{name}.json").read_bytes())
+    spec = parse_spec((DIRECTORY / f"{name}.json").read_bytes())
     assert catalogue.check(spec) == []
     return spec
 
@@ -52,7 +53,7 @@ def shortened(spec: JobSpec) -> JobSpec:
     body["program"]["epochs"] = min(spec.recipe.epochs, 2)
     if spec.recipe.straggler is not None:
         body["program"]["straggler"]["milliseconds"] = 20
-    return parse(json.dumps(body))
+    return parse_spec(json.dumps(body))
 
 
 @pytest.fixture(scope="module")

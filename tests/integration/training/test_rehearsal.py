@@ -624,8 +624,8 @@ def test_torch_is_not_imported_before_the_program_does_it() -> None:
     program = """
 import sys
 from workers.rehearsal import install as rehearsal
-rehearsal.install(3, 0, False)
-rehearsal.install(3, 0, False)
+rehearsal.install(3, 0, 1)
+rehearsal.install(3, 0, 1)
 assert not any(name.partition(".")[0] == "torch" for name in sys.modules)
 import torch
 assert torch.cuda.device_count() == 3

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.workers.box_modes import MODES, BoxMode, boxed_service
 from tests.integration.workers.service import Service, running_service
 
 
@@ -19,3 +20,25 @@ def service(shared: Service) -> Iterator[Service]:
         shared.leaves_nothing()
     finally:
         shared.restore()  # so that one failure does not become the next test's
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> BoxMode:
+    found: BoxMode = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def boxing(mode: BoxMode) -> Iterator[Service]:
+    with boxed_service(mode) as service:
+        yield service
+
+
+@pytest.fixture
+def boxed(boxing: Service) -> Iterator[Service]:
+    """A worker that puts a box of this mode around jobs, shared as `service` is."""
+    yield boxing
+    try:
+        boxing.leaves_nothing()
+    finally:
+        boxing.end_all()

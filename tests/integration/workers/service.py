@@ -25,6 +25,7 @@ from jobs.files.log_page import LogRow, read_page
 from jobs.model import spec
 from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
 from jobs.model.settings import Settings
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import TERMINAL, JobState
 from jobs.scheduling.celery_config import celery_config
 from jobs.scheduling.hints import celery_message
@@ -81,6 +82,17 @@ def children_named(name: str, pid: int) -> list[psutil.Process]:
     return found
 
 
+#: Half of a reserve is a file on the disk, and pytest keeps the directories of many services.
+DEFAULTS: dict[str, Any] = {
+    "devices": "cpu:8",
+    "beat_seconds": 0.5,
+    "reconcile_seconds": 0.5,
+    "box": "off",
+    "jobs_unboxed": True,
+    "reserve_bytes": 64 << 20,
+}
+
+
 class _HintSender:
     """Sends hints over one Celery app, as workers and APIs do."""
 
@@ -92,7 +104,8 @@ class _HintSender:
 
 
 class Service:
-    """Redis, workers of node `NODE`, and a dispatcher that the test calls."""
+    """Redis, workers of node `NODE`, and a dispatcher that the test calls. Jobs get no box unless `settings` ask for
+    it: faulty programs leave notes in the service's directory, and tests look for the ranks' processes."""
 
     def __init__(self, directory: Path, server: RedisServer, **settings: float | str) -> None:
         self.directory = directory
@@ -102,8 +115,7 @@ class Service:
             storage=directory / "storage",
             state_dir=directory / "state",
             node=NODE,
-            devices="cpu:8",
-            **{"beat_seconds": 0.5, "reconcile_seconds": 0.5} | settings,  # type: ignore[arg-type]
+            **(DEFAULTS | settings),
         )
         self.store = RedisStore.from_url(server.url)
         app = Celery("driver", set_as_current=False)
@@ -189,26 +201,28 @@ class Service:
         fault: str = "",
         steps: int = 4,
         rows: int = 12,
+        nodes: int = 1,
         limits: dict[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
         **model: Any,
     ) -> spec.JobSpec:
         """A job of `steps` steps over `rows` rows a batch, whose model commits `fault` (`faulty_programs.faults`)."""
         args = {"notes": str(self.notes), "fault": fault} | model
-        data = {"rows": rows * steps * devices, "features": 5}
+        data = {"rows": rows * steps * devices * nodes, "features": 5}
         program = {
             "model": {"ref": "faulty_programs.models:Faulty", "args": args},
             "data": {"ref": "random_vectors", "args": data, "batch_size": rows},
             "loss": {"ref": "cross_entropy"},
             "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
             "max_steps": steps,
-        }
+        } | ({} if checkpoint is None else {"checkpoint": checkpoint})
         body = {
             "program": program,
             "parallelism": {"strategy": strategy},
-            "resources": {"devices": devices},
+            "resources": {"devices": devices, "nodes": nodes},
             "limits": limits or {},
         }
-        return spec.parse(json.dumps(body))
+        return parse_spec(json.dumps(body))
 
     def run_script(
         self,
@@ -216,22 +230,30 @@ class Service:
         *args: str,
         strategy: str = "single",
         devices: int = 1,
+        nodes: int = 1,
         entrypoint: str = "train.py",
         limits: dict[str, Any] | None = None,
         **program: Any,
     ) -> str:
         """Upload source files as a bundle, and submit the one that is to run; further fields are those of `program`."""
         chosen = {"kind": "script", "bundle": self.bundle(files), "entrypoint": entrypoint, "args": args, **program}
-        how = {"parallelism": {"strategy": strategy}, "resources": {"devices": devices}, "limits": limits or {}}
-        job = self.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps({"program": chosen, **how})))).job
+        how = {
+            "parallelism": {"strategy": strategy},
+            "resources": {"devices": devices, "nodes": nodes},
+            "limits": limits or {},
+        }
+        job = self.run(store.submit(TENANT, uuid.uuid4().hex, parse_spec(json.dumps({"program": chosen, **how})))).job
         self.dispatch_jobs()
         return job
 
-    def run_recipe(self, bundle: str, model: dict[str, Any], strategy: str = "single", devices: int = 1) -> str:
-        """Submit a recipe that takes its model from a bundle, and have it started."""
+    def run_recipe(
+        self, bundle: str, model: dict[str, Any], strategy: str = "single", devices: int = 1, **program: Any
+    ) -> str:
+        """Submit a recipe that takes its model from a bundle, and have it started; further fields are those of
+        `program`."""
         body = self.spec(strategy, devices).model_dump(mode="json")
-        body["program"] |= {"bundle": bundle, "model": model}
-        job = self.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
+        body["program"] |= {"bundle": bundle, "model": model, **program}
+        job = self.run(store.submit(TENANT, uuid.uuid4().hex, parse_spec(json.dumps(body)))).job
         self.dispatch_jobs()
         return job
 

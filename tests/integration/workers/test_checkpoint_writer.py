@@ -69,7 +69,7 @@ class Attempt:
         _beating.append(self.lease)
         assert self.lease.claim().granted
         self.place = directories.directories_of(self.launch)
-        directories.prepare_directories(self.launch, self.place)
+        directories.prepare_directories(self.launch, self.place, None)
         self.metrics = paths.metrics_file(self.place.attempt)
 
     def next(self) -> None:
@@ -177,7 +177,7 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", record)
-    directories.prepare_directories(attempt.launch, attempt.place)
+    directories.prepare_directories(attempt.launch, attempt.place, None)
     writer = attempt.writer()
     writer.write_checkpoint([attempt.save(10)])
     writer.close()
@@ -388,7 +388,7 @@ def test_what_is_no_plain_file_of_the_ranks_own_is_not_taken_over(
 def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_read_its_own_and_no_more(
     world: World, server: RedisServer
 ) -> None:
-    from tests.integration.workers.test_confinement import a_place
+    from tests.integration.workers.places import a_place
 
     with a_place() as place:
         attempt = Attempt(world, server.url, place / "storage", NOBODY)
@@ -404,7 +404,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
             assert not path.stat().st_mode & 0o022
         attempt.next()
         attempt.account = NOBODY
-        readable = directories.make_readable(attempt.launch, attempt.place, found)
+        readable = directories.make_readable(attempt.launch, attempt.place, found, None)
         reached = as_account(
             NOBODY,
             [

@@ -18,8 +18,8 @@ import pytest
 
 from jobs import store
 from jobs.files import checkpoints, metric_file, paths
-from jobs.model import spec
 from jobs.model.records import JobRecord
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
 from tests.integration.workers.service import MODULE, NODE, TENANT, WARM_SECONDS, Service, eventually, running_service
@@ -75,7 +75,7 @@ def submit(
         "limits": limits or {},
         "pool": pool,
     }
-    job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
+    job = service.run(store.submit(TENANT, uuid.uuid4().hex, parse_spec(json.dumps(body)))).job
     service.dispatch_jobs()
     return job
 

@@ -2,22 +2,21 @@
 
 import json
 import os
-import shutil
 import signal
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.files import checkpoints, identity, paths
+from jobs.files import checkpoints, paths
 from jobs.model.state import JobState
 from tests.integration.workers import reachable, test_checkpoints
+from tests.integration.workers.places import a_place
 from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead, running_service
 from tests.integration.workers.test_script_children import FORK, TRAIN
+from workers.sandbox.run_as import MORE_PROCESSES
 
 pytestmark = [
     pytest.mark.integration,
@@ -36,21 +35,6 @@ os.rename(os.path.join(output, "draft"), os.path.join(output, "who"))
 while not os.path.exists(os.path.join(output, "end")):
     time.sleep(0.01)
 """
-
-
-@contextmanager
-def a_place() -> Iterator[Path]:
-    """A directory that all accounts may pass on the way to their own: those that pytest makes are closed.
-
-    What the test puts there in place of the API has the modes that it would have by the API.
-    """
-    place, before = Path(tempfile.mkdtemp(prefix="sy-")), os.umask(identity.UMASK)
-    place.chmod(0o711)
-    try:
-        yield place
-    finally:
-        os.umask(before)
-        shutil.rmtree(place)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +147,33 @@ while not os.path.getsize(out := os.path.join(os.environ["SHARDYARD_OUTPUT_DIR"]
     assert is_dead(hidden)
 
 
+#: Says what it finds of an attempt before it, which had the same account, and leaves the same.
+LEAVES = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+places = [place for place in ("/tmp", "/var/tmp", "/dev/shm") if os.access(place, os.W_OK)]
+assert "/dev/shm" in places
+found = [place for place in places if os.path.exists(f"{place}/shardyard-left-{os.getuid()}")]
+objects = {"memory": libc.shmget(4711, 64, 0o600), "queue": libc.msgget(4711, 0o600)}
+found += [name for name, key in objects.items() if key != -1]
+found += ["keys"] if libc.syscall(250, 10, -4, b"user", b"left", 0) != -1 else []
+print(found)
+for place in places:
+    os.mkdir(f"{place}/shardyard-left-{os.getuid()}", 0o700)
+assert -1 not in (libc.shmget(4711, 64, 0o1600), libc.msgget(4711, 0o1600))
+libc.syscall(248, b"user", b"left", b"x", 1, -4)
+"""
+
+
+def test_the_next_job_with_the_same_account_finds_nothing_of_the_one_before(confined: Service) -> None:
+    for _ in range(2):
+        job = confined.run_script({"train.py": LEAVES})
+        assert confined.ended(job).state is JobState.SUCCEEDED, confined.text(job, stream="stderr")
+        assert confined.text(job) == "[]"
+    left = [Path(place, f"shardyard-left-{FIRST}") for place in ("/tmp", "/var/tmp", "/dev/shm")]
+    assert not any(path.exists() for path in left)
+
+
 def test_ranks_die_with_their_supervisor(confined: Service) -> None:
     """A change of account makes the kernel forget that they are to."""
     job = confined.run_script({"train.py": VICTIM}, limits={"max_retries": 0})
@@ -225,7 +236,7 @@ def test_a_script_runs_as_it_does_elsewhere(confined: Service) -> None:
     assert named == "by its name"
     assert facts == {
         "ids": [[FIRST] * 3, [GROUP] * 3, []],
-        "limits": [[4096, 4096], [0, 0]],
+        "limits": [[4096 + MORE_PROCESSES] * 2, [0, 0]],
         "capabilities": ["0" * 16] * 2,
         "no new privileges": True,
         "mode": 0o644,

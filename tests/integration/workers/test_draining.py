@@ -10,8 +10,8 @@ import uuid
 import pytest
 
 from jobs import store
-from jobs.model import spec
 from jobs.model.records import NodeRecord
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import JobState, StateReason
 from tests.integration.workers.service import MODULE, NODE, PATIENCE_SECONDS, TENANT, WARM_SECONDS, Service, eventually
 
@@ -61,7 +61,7 @@ def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service
 def test_a_job_that_is_moved_saves_a_checkpoint_first_and_goes_on_from_there(service: Service) -> None:
     body = service.spec("ddp", 2, steps=5_000, rows=2, seconds=0.02).model_dump(mode="json")
     body["program"]["checkpoint"] = {"every_steps": 4_000}  # so that the only one is that of the stop
-    job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
+    job = service.run(store.submit(TENANT, uuid.uuid4().hex, parse_spec(json.dumps(body)))).job
     service.dispatch_jobs()
     eventually(lambda: service.job(job).first_step, "first step")
     service.run(store.drain_node(NODE, deadline_seconds=0))
@@ -71,8 +71,8 @@ def test_a_job_that_is_moved_saves_a_checkpoint_first_and_goes_on_from_there(ser
     assert saved["step"] > 0
     service.dispatch_jobs()
     assert service.job(job).state is JobState.QUEUED, "not to the same node while it drains"
+    eventually(lambda: not service.held_by(job), "its devices are free")  # before they are leased again
     service.run(store.undrain_node(NODE))
-    eventually(lambda: not service.held_by(job), "its devices are free")
     service.dispatch_jobs()
     service.reaches(job, JobState.RUNNING, attempt=2)
     assert service.attempts(job)[1].resumed == {"step": saved["step"], "attempt": 1}

@@ -41,6 +41,7 @@ def test_a_server_with_a_second_thread_says_so_and_forks_nothing(tmp_path: Path)
     ours.settimeout(60)
     reader, writer = os.pipe()
     try:
+        _send_message(ours, pickle.dumps(None), [])  # no box
         refusal = ["failed", "the forkserver has 2 threads; restart the worker"]
         assert json.loads(_receive_message(ours)[0]) == refusal
         _send_message(ours, pickle.dumps(a_launch(tmp_path)), [reader])

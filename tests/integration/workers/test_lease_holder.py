@@ -203,6 +203,96 @@ def test_a_file_that_says_nothing_that_can_be_told_is_no_end(world: World, tmp_p
     pending_end.report_pending_end(world.store, attempt, kept)
 
 
+# -- attempts on several nodes ---------------------------------------------------------------------
+
+
+def parts_of_a_gang(world: World, server: RedisServer, heartbeat_seconds: float = NEVER) -> list[LeaseHolder]:
+    """Those of the leader and of a follower, neither of which has claimed."""
+    world.node("n2")
+    job = world.submit(nodes=2)
+    assert job in world.dispatch()
+    nodes = [place.node for place in world.job(job).placement]
+    return [LeaseHolder(RedisStore.from_url(server.url), world.attempt(job), node, heartbeat_seconds) for node in nodes]
+
+
+def never() -> bool:
+    return False
+
+
+def in_a_minute() -> float:
+    return time.monotonic() + DEADLINE_SECONDS
+
+
+def test_a_follower_waits_for_the_link_of_its_leader(world: World, server: RedisServer) -> None:
+    leader, follower = parts_of_a_gang(world, server)
+    claim = follower.claim()
+    assert (claim.part, claim.link) == (1, "")
+    assert follower.await_link(time.monotonic(), never) == "", "it asks once, however little time there is"
+    found: list[str] = []
+    waits = threading.Thread(target=lambda: found.append(follower.await_link(in_a_minute(), never)), daemon=True)
+    waits.start()
+    assert leader.claim("10.0.0.1:4711 secret").part == 0
+    waits.join(DEADLINE_SECONDS)
+    assert found == ["10.0.0.1:4711 secret"]
+    assert leader.abandon("n2", "enough", 0.0)
+    until(lambda: follower.command is SupervisorCommand.LOST, "the follower learns that the attempt has ended")
+
+
+def test_a_follower_that_waits_for_the_link_stops_when_it_is_interrupted_or_the_attempt_ends(
+    world: World, server: RedisServer
+) -> None:
+    _, follower = parts_of_a_gang(world, server)
+    assert follower.claim().granted
+    looks = iter((False, False, True))
+    assert follower.await_link(in_a_minute(), lambda: next(looks)) == ""
+    assert list(looks) == []
+    world.reap(follower._attempt, heartbeat=None)
+    assert follower.await_link(in_a_minute(), never) == ""
+    until(lambda: follower.command is SupervisorCommand.LOST, "it learns of the end")
+
+
+def test_a_follower_waits_for_the_link_while_redis_is_away(world: World, server: RedisServer) -> None:
+    leader, follower = parts_of_a_gang(world, server)
+    assert follower.claim().granted
+    assert leader.claim("link").granted
+    server.kill()
+    found: list[str] = []
+    waits = threading.Thread(target=lambda: found.append(follower.await_link(in_a_minute(), never)), daemon=True)
+    waits.start()
+    server.start()
+    waits.join(DEADLINE_SECONDS)
+    assert found == ["link"]
+    assert leader.abandon("n2", "enough", 0.0)
+    until(lambda: follower.command is SupervisorCommand.LOST, "the end")
+
+
+def test_a_follower_beats_for_its_own_part(world: World, server: RedisServer) -> None:
+    leader, follower = parts_of_a_gang(world, server, heartbeat_seconds=0.1)
+    assert leader.claim("link").granted
+    assert follower.claim().granted
+    part = store.PartId(follower._attempt, follower._node)
+
+    def beats() -> int:
+        return world.run(store.read_heartbeats()).leases[part]
+
+    before = beats()
+    until(lambda: beats() >= before + 5, "five beats")
+    assert follower.command is SupervisorCommand.GO
+    assert leader.abandon("n2", "enough", 0.0)
+    until(lambda: follower.command is SupervisorCommand.LOST, "the end")
+
+
+def test_a_leader_that_gives_up_gives_its_own_devices_back_and_no_others(world: World, server: RedisServer) -> None:
+    leader, follower = parts_of_a_gang(world, server)
+    assert leader.claim("link").granted
+    assert follower.claim().granted
+    assert leader.abandon(follower._node, f"node {follower._node} has not joined", 0.0)
+    assert world.redis.hlen(f"sy:held:{leader._node}") == 0
+    assert world.redis.hlen(f"sy:held:{follower._node}") == 1
+    assert "link_lost" in world.job(leader._attempt.job).message
+    assert not follower.abandon(leader._node, "too late, and not its to say", 0.0)
+
+
 def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServer) -> None:
     line, _ = claimed(world, server)
     assert list(islice(line._retry_delays(), 5)) == [0.5, 1.0, 2.0, 4.0, 4.0]

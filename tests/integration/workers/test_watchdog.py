@@ -172,7 +172,7 @@ def memory_cgroup() -> Iterator[Path]:
 def test_a_rank_that_the_kernel_kills_for_memory_ran_out_of_it(tmp_path: Path) -> None:
     with memory_cgroup() as place:
         enter = ["/bin/sh", "-c", f'echo $$ > {place}/cgroup.procs && exec "$@"', "sh", *MODULE]
-        with running_service(tmp_path / "service", enter) as service:
+        with running_service(tmp_path / "service", enter, job_memory_bytes=1 << 40) as service:
             record = service.ended(service.run_script({"train.py": EATS}), 60)
             assert (record.state, record.reason) == (JobState.FAILED, StateReason.OUT_OF_MEMORY)
             assert "the kernel" in record.message

@@ -6,7 +6,7 @@ from api.app import PeriodicSweep, convert_packed_jobs, run_periodically, sweep_
 from api.http.prometheus import GaugeValues, ProcessMetrics
 from jobs.files.identity import StorageMismatch
 from shardyard.contract.errors import Unavailable
-from shardyard.contract.responses import PoolView
+from shardyard.contract.fleet import PoolView
 
 
 def test_the_process_ends_when_its_scheduler_has_died() -> None:

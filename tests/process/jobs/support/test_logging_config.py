@@ -59,3 +59,16 @@ threads = [threading.Thread(target=work) for _ in range(4)]
 def test_a_full_disk_fails_nobody_who_logs() -> None:
     with open("/dev/full", "wb") as full:
         assert said('log.info("lost")\nlog.info("lost")\nimport os\nos._exit(7)\n', full)[0] == 7
+
+
+def test_lines_of_ours_and_of_libraries_pass_through_what_cleans_them() -> None:
+    _, lines = said(
+        'log.info("before secret-value")\n'
+        'service_log.clean_log_lines(lambda line: line.replace(b"secret-value", b"[secret x]"))\n'
+        'log.info("after secret-value", path="/secret-value")\n'
+        'logging.getLogger("kombu").warning("lost %s", "secret-value")\n'
+        'try:\n    raise ValueError("secret-value")\nexcept ValueError:\n    log.exception("failed")\n'
+    )
+    assert [line["event"] for line in lines] == ["before secret-value", "after [secret x]", "lost [secret x]", "failed"]
+    assert lines[1]["path"] == "/[secret x]"
+    assert "secret-value" not in lines[3]["exception"]

@@ -256,7 +256,7 @@ def test_names_that_a_bundle_cannot_hold_are_told_all_at_once(tmp_path: Path) ->
         pack.select_files(tmp_path)
 
     found = problems(refused)
-    assert set(found) == {"back\\slash.py", "model.py", "line\\nbreak", "\\udcff.txt"}
+    assert set(found) == {"back\\slash.py", "model.py", "line\\x0abreak", "\\xff.txt"}
     assert "Model.py" in found["model.py"]
     assert all(word.isprintable() for words in found.items() for word in words)
 

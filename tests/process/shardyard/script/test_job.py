@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.protocol.records import AnyRecord, MetricSample, ProgramProgress
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import MetricSample, ProgramProgress
 from shardyard.script import job
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from workers.node.hardware.process_tree import ProcessTree, TreeSample, read_children
-from workers.supervisor.process_status import read_start_time
+from workers.runtime.process_status import read_start_time
 
 #: A process that computes in its second thread, and has a child that does nothing but hold memory.
 PROGRAM = """

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from jobs.protocol.records import Activity, Loaded
+from jobs.protocol.probe_records import Activity, Loaded
 from tests.support.probe_runs import Seen, backward, learn, watched
 from tests.unit.workers.probe.test_loops import network, vectors
-from workers.probe import step_builder
-from workers.probe.step_builder import StepBuilder
+from workers.probe.steps import step_builder
+from workers.probe.steps.step_builder import StepBuilder
 
 Pair = namedtuple("Pair", "first second")
 

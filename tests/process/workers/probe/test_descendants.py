@@ -13,7 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, MetricSample, Note, PacketDecoder, Step
+from jobs.protocol.packets import AnyRecord, PacketDecoder
+from jobs.protocol.probe_records import Activity, Group
+from jobs.protocol.records import Began, Hello, MetricSample, Note, Step
 from tests.support.probe_socket import Listening
 from workers.probe import descendants
 from workers.probe.descendants import ChildSink, Family, FamilySink

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
-from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, encode_packet
+from jobs.protocol.packets import DESCENDANT_PACKET_BYTES, encode_packet
+from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, Returned, Saved
 from tests.support.probe_socket import Caller, Listening
 from workers.supervisor import descendants
-from workers.supervisor.descendants import MAX_PACKET_BYTES, STOPPING
+from workers.supervisor.descendants import STOPPING
 
 BEGAN = Began(0, "train", 1.0)
 
@@ -76,7 +77,7 @@ def test_a_killed_child_has_ended() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (struct.pack(">I", MAX_PACKET_BYTES + 1), "over the limit"),
+        (struct.pack(">I", DESCENDANT_PACKET_BYTES + 1), "over the limit"),
         (struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1", "does not decode"),
         (struct.pack(">I", 3) + b"\x93\x01\x02", "does not decode"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
@@ -84,6 +85,8 @@ def test_a_killed_child_has_ended() -> None:
         (encode_packet([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome is a rank's own to say"),
         (encode_packet([Hello(1, 1, "forked"), RankUp(0)]), "RankUp is a rank's own to say"),
         (encode_packet([Hello(1, 1, "forked"), Result(0.0, {})]), "Result is a rank's own to say"),
+        (encode_packet([Hello(1, 1, "forked"), Returned(Outcome(0, 0), "threads")]), "Returned is a rank's own to say"),
+        (encode_packet([Hello(1, 1, "forked"), Saved(0, 1, 0, ())]), "Saved is a rank's own to say"),
         (encode_packet([Hello(1, 1, "forked"), Hello(1, 1, "forked")]), "Hello is a rank's own to say"),
     ],
 )

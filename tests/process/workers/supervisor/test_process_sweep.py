@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from jobs.store import AttemptId
 from tests.support.attempts import ATTEMPT
 from workers.runtime.launch import AttemptDirectory, attempt_variable
+from workers.runtime.process_status import read_start_time
 from workers.sandbox import cgroup
-from workers.supervisor.process_status import read_start_time
 from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
 
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -142,17 +143,75 @@ def test_the_lock_finds_a_program_by_whatever_path_its_file_was_opened(
 
 
 def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: AttemptDirectory) -> None:
-    group = cgroup.create_cgroup(marks.cgroup, f"test-{os.getpid()}")
+    group = cgroup.create_cgroup(f"test-{os.getpid()}")
     if group is None:
         pytest.skip("no cgroup is writable here")
-    pid = sleeper(lambda: cgroup.enter_cgroup(group))
+    group.write_record(marks.cgroup)
+    pid = sleeper(group.enter)
     if not cgroup.cgroup_members(marks.cgroup):
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         pytest.skip("this host does not let a process enter the cgroup that it has made")
     assert sweep_attempt(marks, ATTEMPT) == {}
     assert is_gone(pid)
-    assert not group.exists()
+    assert not any(directory.exists() for directory in group.directories.values())
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes under another account")
+#: An account that nobody has.
+UID = 64_322
+
+
+@pytest.fixture
+def start_of_account() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a process of the account that has no other mark. A Python may be out of the account's reach."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run() -> subprocess.Popen[bytes]:
+        command = ["/bin/sh", "-c", "echo up; exec sleep 60"]
+        child = subprocess.Popen(
+            command, env={}, stdout=subprocess.PIPE, start_new_session=True, user=UID, group=UID, extra_groups=[]
+        )
+        started.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        return child
+
+    yield run
+    for child in started:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("mark", ["box", "account"])
+def test_the_account_finds_a_process_that_has_no_other_mark(
+    marks: AttemptDirectory, start_of_account: Callable[[], subprocess.Popen[bytes]], mark: str
+) -> None:
+    marks.box.write_text(f"0 0 {UID if mark == 'box' else -1}")
+    if mark == "account":
+        marks.box.unlink()
+        marks.account.write_text(str(UID))
+    child = start_of_account()
+    assert sweep_attempt(marks, ATTEMPT) == {}
+    assert child.wait(60) in (-9, 0)
+    assert not marks.account.exists(), "from now on it may be another attempt's"
+
+
+@NEEDS_ROOT
+def test_an_account_that_another_attempt_has_by_now_marks_nobody(
+    marks: AttemptDirectory, start_of_account: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    other = AttemptDirectory.of(tmp_path, AttemptId("default", "job-2", 1))
+    other.create()
+    for each in (marks, other):
+        each.account.write_text(str(UID))
+    child = start_of_account()
+    assert sweep_attempt(marks, ATTEMPT, 0) == {}
+    assert child.poll() is None
+    assert other.account.exists()
 
 
 def test_what_will_not_die_is_named(marks: AttemptDirectory) -> None:

@@ -17,21 +17,10 @@ import pytest
 
 from jobs.files.log_file import StreamName
 from jobs.model import spec
+from jobs.model.spec_rules import parse_spec
 from jobs.model.state import StateReason, SupervisorCommand
-from jobs.protocol.records import (
-    AnyRecord,
-    Began,
-    Hello,
-    Note,
-    Outcome,
-    RankUp,
-    Result,
-    Returned,
-    SingleRecord,
-    Step,
-    StepBatch,
-    encode_packet,
-)
+from jobs.protocol.packets import AnyRecord, SingleRecord, StepBatch, encode_packet
+from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, Returned, Step
 from tests.support.attempts import a_launch
 from tests.support.timing import once_below
 from workers.rank.handle import OutputPipe, RankHandle
@@ -41,12 +30,12 @@ from workers.supervisor.descendants import open_listener
 from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.rank_monitor import DEATH_SECONDS, RankMonitor
 
-SPEC = spec.parse(
+SPEC = parse_spec(
     b'{"program": {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}},'
     b' "resources": {"devices": 2}, "parallelism": {"strategy": "ddp"}}'
 )
 
-SCRIPT = spec.parse(
+SCRIPT = parse_spec(
     b'{"program": {"kind": "script", "bundle": "sha256:%s", "entrypoint": "train.py"}}' % (b"0" * 64),
 )
 

@@ -1,6 +1,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,9 +159,41 @@ def test_a_list_is_bounded_and_says_so(attempt: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_tree_that_is_too_deep_is_cut_and_the_list_says_so(attempt: Path) -> None:
+    before = artifacts.list_artifacts(attempt).artifacts
     (layout.artifacts_dir(attempt) / "a" / "/".join("d" * 40)).mkdir(parents=True)
     found = artifacts.list_artifacts(attempt)
     assert found.truncated
+    assert found.artifacts == before, "it hides nothing else"
+
+
+def test_entries_that_are_never_listed_hold_nobody_up(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "MAX_SCANNED", 50)
+    for number in range(60):
+        (layout.artifacts_dir(attempt) / f"link-{number}").symlink_to("nowhere")
+    looked_at: list[str] = []
+    stat = os.stat
+
+    def count(name: str, **how: Any) -> os.stat_result:
+        looked_at.append(name)
+        return stat(name, **how)
+
+    monkeypatch.setattr(os, "stat", count)
+    assert artifacts.list_artifacts(attempt).truncated
+    assert len(looked_at) <= 51
+
+
+def test_a_directory_that_may_only_be_listed_hides_nothing_else(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = artifacts.list_artifacts(attempt).artifacts
+    (layout.artifacts_dir(attempt) / "closed").write_text("x")
+    stat = os.stat
+
+    def refuse(name: str, **how: Any) -> os.stat_result:
+        if name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return stat(name, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert artifacts.list_artifacts(attempt).artifacts == before
 
 
 def test_a_name_that_is_not_text_is_left_out(attempt: Path) -> None:

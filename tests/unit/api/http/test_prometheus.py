@@ -2,6 +2,7 @@
 
 from api.http.prometheus import GaugeValues, ProcessMetrics
 from jobs.protocol.hardware import NodeReading
+from shardyard.contract.fleet import PoolView
 
 
 def scrape(metrics: ProcessMetrics, **readings: list[NodeReading]) -> list[str]:
@@ -17,6 +18,15 @@ def test_each_value_of_a_device_is_a_gauge() -> None:
         'shardyard_device_power_watts{device="3",node="n1"} 312.5',
         'shardyard_device_utilisation{device="3",node="n1"} 0.9',
     ]
+
+
+def test_the_boxes_of_a_pools_live_nodes_are_counted_by_level() -> None:
+    metrics = ProcessMetrics()
+    pool = PoolView(name="a100", nodes=4, live_nodes=3, boxes={"none": 1, "user": 2, "full": 0}, unboxed=1)
+    text = metrics.render(GaugeValues({}, [pool], 0)).decode()
+    assert 'shardyard_node_boxes{level="user",pool="a100"} 2.0' in text
+    assert 'shardyard_node_boxes{level="full",pool="a100"} 0.0' in text
+    assert 'shardyard_unboxed_nodes{pool="a100"} 1.0' in text
 
 
 def test_a_device_that_works_no_more_is_gone() -> None:

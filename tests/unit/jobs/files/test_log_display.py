@@ -28,6 +28,7 @@ from jobs.files.log_page import clean_for_display
         (b" 10%\r100%\r        \r", "100%"),
         (b"\x1b[A\r  5%\x1b[K", "  5%"),
         ("abc\u202edcba\u2066x\u2028y\u0085z".encode(), "abcdcbaxyz"),
+        ("a\u200eb\u200fc\u061cd\ufeffe".encode(), "abcde"),
         (b"", ""),
     ],
 )

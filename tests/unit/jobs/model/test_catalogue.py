@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jobs.model import catalogue
-from jobs.model.spec import Component, JobSpec, parse
+from jobs.model.spec import Component, JobSpec
+from jobs.model.spec_rules import parse_spec
 from shardyard.contract.errors import FieldError
 
 PROGRAM: dict[str, Any] = {
@@ -19,7 +20,7 @@ PROGRAM: dict[str, Any] = {
 
 
 def spec_with(**parts: Any) -> JobSpec:
-    return parse(json.dumps({"program": {**PROGRAM, **parts}}))
+    return parse_spec(json.dumps({"program": {**PROGRAM, **parts}}))
 
 
 def test_a_spec_of_built_ins_with_proper_arguments_has_no_errors() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jobs import store
 from jobs.model import spec
+from jobs.model.spec_rules import parse_spec
 from jobs.model.validation import MAX_REPORTED_ERRORS
 from shardyard.contract.errors import InvalidSpec, MalformedJson, NotSupported
 
@@ -19,13 +20,13 @@ TRAIN = {"model": MODEL, "data": DATA, "loss": {"ref": "cross_entropy"}, "optimi
 
 
 def parse(**fields: Any) -> spec.JobSpec:
-    return spec.parse(json.dumps({"program": FORWARD} | fields))
+    return parse_spec(json.dumps({"program": FORWARD} | fields))
 
 
 def wrong(body: dict[str, Any] | str) -> dict[str, str]:
     """The errors of a refused spec: field -> message."""
     with pytest.raises(InvalidSpec) as caught:
-        spec.parse(body if isinstance(body, str) else json.dumps({"program": FORWARD} | body))
+        parse_spec(body if isinstance(body, str) else json.dumps({"program": FORWARD} | body))
     return {error.field: error.message for error in caught.value.fields}
 
 
@@ -33,7 +34,7 @@ def wrong(body: dict[str, Any] | str) -> dict[str, str]:
 
 
 def test_only_the_program_is_required() -> None:
-    job = spec.parse(json.dumps({"program": TRAIN}))
+    job = parse_spec(json.dumps({"program": TRAIN}))
     assert (job.pool, job.priority, job.resources.devices, job.parallelism.strategy) == ("default", 0, 1, "single")
     assert (job.recipe.mode, job.recipe.epochs, job.recipe.seed, job.observe) == ("train", 1, 0, "auto")
     assert wrong("{}") == {"program": "required, but missing"}
@@ -56,6 +57,13 @@ def test_processes_and_rows_follow_the_strategy() -> None:
         assert job.global_batch_size == 120 * processes
 
 
+def test_nodes_multiply_devices_processes_and_rows() -> None:
+    job = parse(resources={"devices": 2}, parallelism={"strategy": "ddp"})
+    job = job.model_copy(update={"name": None, "resources": spec.Resources(devices=2, nodes=3)})
+    assert (job.all_devices, job.world_size, job.global_batch_size) == (6, 6, 180)
+    assert job.named().name == "linear-ddp2x3"
+
+
 def test_a_spec_comes_back_from_the_store_as_it_was() -> None:
     job = parse(labels={"team": "vision"}, parallelism={"placement": {"embedding": "cpu", "rnn": 0}}, name="ünï")
     assert store.decode_spec(store.encode_spec(job)) == job
@@ -75,6 +83,53 @@ def test_patterns_of_files_to_keep_are_checked_and_an_empty_list_is_no_default()
 
 
 # -- unknown fields --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("character", "named"),
+    [
+        ("\u202e", "U+202E (RIGHT-TO-LEFT OVERRIDE)"),
+        ("\u200f", "U+200F (RIGHT-TO-LEFT MARK)"),
+        ("\u2066", "U+2066 (LEFT-TO-RIGHT ISOLATE)"),
+        ("\ufeff", "U+FEFF"),
+        ("\u2028", "U+2028"),
+        ("\x9b", "U+009B"),
+        ("\x1b", "U+001B"),
+        ("\n", "U+000A"),
+    ],
+)
+def test_a_name_with_what_a_screen_obeys_is_refused_with_its_field_and_the_character(
+    character: str, named: str
+) -> None:
+    hostile = f"a{character}b"
+    program: dict[str, Any] = {"kind": "script", "bundle": "sha256:" + "0" * 64, "entrypoint": "train.py"}
+    bodies: dict[str, dict[str, Any]] = {
+        "name": {"name": hostile},
+        "labels.team": {"labels": {"team": hostile}},
+        "program.keep.1": {"program": program | {"keep": ["*.pt", hostile]}},
+    }
+    for field, body in bodies.items():
+        found = wrong(body)
+        assert list(found) == [field]
+        assert named in found[field]
+        assert found[field].isprintable()
+    if character > "\x7f":
+        assert list(wrong({"program": program | {"entrypoint": hostile, "workdir": hostile}})) == [
+            "program.entrypoint",
+            "program.workdir",
+        ]
+
+
+def test_text_of_the_program_itself_may_have_any_character_but_nul() -> None:
+    program = {"kind": "script", "bundle": "sha256:" + "0" * 64, "entrypoint": "train.py"}
+    text = "two\nlines \u202e\x1b"
+    spec = parse(program=program | {"args": [text], "env": {"PROMPT": text}}, name="größe שלום 👩\u200d🔬")
+    assert spec.program.model_dump()["args"] == (text,)
+
+
+def test_a_stored_spec_with_such_a_name_is_read_as_it_was_written() -> None:
+    old = spec.JobSpec.model_validate({"program": FORWARD, "name": "gpj\u202eexe", "labels": {"k": "\u200f"}})
+    assert store.decode_spec(store.encode_spec(old)) == old
 
 
 def test_an_unknown_field_is_refused_with_the_name_that_was_probably_meant() -> None:
@@ -149,6 +204,24 @@ def test_a_contradiction_names_the_field_to_change(fields: dict[str, Any], field
     assert list(wrong(fields)) == [field]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("single", 'one process runs all of strategy "single"'),
+        ("dp", "one process drives all devices of dp; use ddp"),
+    ],
+)
+def test_a_strategy_of_one_process_runs_on_one_node(strategy: str, words: str) -> None:
+    found = wrong({"resources": {"nodes": 2}, "parallelism": {"strategy": strategy}})
+    assert list(found) == ["resources.nodes"]
+    assert words in found["resources.nodes"]
+
+
+def test_a_job_has_no_more_devices_on_many_nodes_than_on_one() -> None:
+    found = wrong({"resources": {"devices": 64, "nodes": 17}, "parallelism": {"strategy": "ddp"}})
+    assert found == {"resources.nodes": "17 nodes of 64 devices have 1088; a job has at most 1024"}
+
+
 def test_every_contradiction_is_named_at_once() -> None:
     found = wrong({"parallelism": {"dim": 1, "module": "a", "backend": "gloo"}, "resources": {"devices": 2}})
     assert set(found) == {
@@ -172,6 +245,8 @@ def test_every_contradiction_is_named_at_once() -> None:
         {"program": TRAIN | {"accumulate_steps": 4, "precision": "float16"}},
         {"program": FORWARD | {"precision": "bfloat16"}},
         {"parallelism": {"strategy": "fsdp", "backend": "gloo"}, "resources": {"devices": 4}},
+        {"parallelism": {"strategy": "ddp"}, "resources": {"devices": 4, "nodes": 2}},
+        {"parallelism": {"strategy": "fsdp"}, "resources": {"nodes": 1024}},
         slow("dp", device=0, where="backward"),
         slow("ddp", FORWARD, rank=0, where="input"),
     ],
@@ -183,7 +258,6 @@ def test_what_fits_together_is_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"resources": {"nodes": 2}}, "resources.nodes"),
         ({"parallelism": {"strategy": "fsdp"}, "program": TRAIN | {"precision": "float16"}}, "program.precision"),
     ],
 )
@@ -280,7 +354,7 @@ def test_a_value_outside_its_limits_has_one_error_at_its_own_path(fields: dict[s
 )
 def test_a_body_that_is_not_json_is_said_to_be_malformed(body: str | bytes) -> None:
     with pytest.raises(MalformedJson, match="not valid JSON"):
-        spec.parse(body)
+        parse_spec(body)
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "3", '"x"', "true", "NaN"])
@@ -298,12 +372,12 @@ def test_numbers_that_json_cannot_carry_are_refused_wherever_they_hide(number: s
 
 def test_of_a_duplicate_key_the_last_one_counts() -> None:
     body = f'{{"priority": 1, "program": {json.dumps(FORWARD)}, "priority": 2}}'
-    assert spec.parse(body).priority == 2
+    assert parse_spec(body).priority == 2
 
 
 def test_arguments_as_deep_and_as_large_as_a_body_may_carry_survive_the_store() -> None:
     for value in ("[" * 197 + "]" * 197, "9" * 4000, '"' + "x" * 500_000 + '"'):
-        job = spec.parse(json.dumps({"program": FORWARD}).replace('"in_features": 5', f'"in_features": {value}'))
+        job = parse_spec(json.dumps({"program": FORWARD}).replace('"in_features": 5', f'"in_features": {value}'))
         assert store.decode_spec(store.encode_spec(job)) == job
 
 
@@ -331,7 +405,56 @@ FIELDS = sorted(spec.JobSpec.model_fields)
 def test_any_json_gives_a_spec_that_survives_the_store_or_an_error_of_ours(fields: dict[str, Any], whole: bool) -> None:
     body = json.dumps(({"program": FORWARD} if whole else {}) | fields)
     try:
-        job = spec.parse(body)
+        job = parse_spec(body)
     except (InvalidSpec, MalformedJson):
         return
     assert store.decode_spec(store.encode_spec(job)) == job
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+BUNDLE = f"sha256:{'0' * 64}"
+SCRIPT = {"kind": "script", "bundle": BUNDLE, "entrypoint": "train.py"}
+
+
+def test_secrets_are_named_by_scripts_and_by_recipes_with_code_of_their_own() -> None:
+    secrets = {"HF_TOKEN": "hf", "WANDB_API_KEY": "W.and_B-1"}
+    assert parse(program=SCRIPT | {"secrets": secrets}).secrets == secrets
+    assert parse(program=FORWARD | {"bundle": BUNDLE, "secrets": secrets}).secrets == secrets
+    assert wrong({"program": FORWARD | {"secrets": secrets}}) == {
+        "program.secrets": "only for code of your own: without a bundle no code of yours runs; leave it out"
+    }
+
+
+def test_a_spec_without_secrets_is_one_that_an_earlier_version_can_read() -> None:
+    for program in (SCRIPT, FORWARD):
+        assert b"secrets" not in parse(program=program).as_json
+        assert parse(program=program).secrets == {}
+
+
+def test_a_variable_gets_its_value_in_one_way_only_and_not_where_the_service_sets_it() -> None:
+    program = SCRIPT | {"env": {"A": "1", "B": "2"}, "secrets": {"B": "b", "RANK": "r", "SHARDYARD_X": "x"}}
+    reserved = "{} is reserved, because the service sets it for each rank; leave it out"
+    assert wrong({"program": program}) == {
+        "program.secrets.B": "program.env sets B as well; leave it out in one of them",
+        "program.secrets.RANK": reserved.format("RANK"),
+        "program.secrets.SHARDYARD_X": reserved.format("SHARDYARD_X"),
+    }
+    recipe = FORWARD | {"bundle": BUNDLE, "secrets": {"PYTHONPATH": "p"}}
+    assert wrong({"program": recipe}) == {"program.secrets.PYTHONPATH": reserved.format("PYTHONPATH")}
+
+
+@pytest.mark.parametrize("secrets", [{"1A": "a"}, {"A": "-a"}, {"A": ""}, {"A": "x" * 64}, {"A": "a b"}, {"A": 1}])
+def test_names_of_variables_and_secrets_have_their_form(secrets: dict[str, Any]) -> None:
+    (field,) = wrong({"program": SCRIPT | {"secrets": secrets}})
+    assert field.startswith("program.secrets.")
+
+
+def test_a_job_has_so_many_secrets_at_most() -> None:
+    assert len(parse(program=SCRIPT | {"secrets": {f"A{n}": "a" for n in range(32)}}).secrets) == 32
+    assert [*wrong({"program": SCRIPT | {"secrets": {f"A{n}": "a" for n in range(33)}}})] == ["program.secrets"]
+
+
+def test_a_secret_that_torch_reads_at_import_starts_cold() -> None:
+    assert parse(program=SCRIPT | {"secrets": {"HF_TOKEN": "hf"}}).start == "warm"
+    assert parse(program=SCRIPT | {"secrets": {"TORCH_HOME": "home"}}).start == "cold"

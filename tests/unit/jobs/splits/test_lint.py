@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.model.spec import JobSpec, parse
+from jobs.model.spec import JobSpec
+from jobs.model.spec_rules import parse_spec
 from jobs.splits.lint import lint_splits
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding, Pattern, describe_rows
@@ -43,7 +44,7 @@ def followed(spec: JobSpec, suggestion: str) -> Iterator[JobSpec]:
         for path in filter(None, left_out.split(", ")):
             section, field = path.split(".")
             del body[section][field]
-        yield parse(json.dumps(body))
+        yield parse_spec(json.dumps(body))
 
 
 # -- what is found ---------------------------------------------------------------------------------
@@ -54,6 +55,29 @@ def test_an_even_split_has_no_finding_but_the_advice_to_use_ddp() -> None:
     assert planned(make_spec("dp", 3, 30, mode="forward"), 90) == {}
     assert planned(make_spec("ddp", 3, 30), 90) == {}
     assert planned(make_spec("single", 1, 30), 100) == {}
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [(2, 3), (3, 2)])
+def test_ranks_of_all_nodes_are_counted(nodes: int, devices: int) -> None:
+    spec = make_spec("ddp", devices, 10, nodes=nodes)
+    assert planned(spec, 102) == {}
+    found = planned(spec, 100)["sampler-padding"]
+    assert found.message == "6 ranks of 17 rows read 102 rows of 100: 2 are repeats, in every epoch"
+
+
+@pytest.mark.parametrize(
+    ("devices", "rows", "suggestion"),
+    [
+        (4, 6, "set resources.devices to 3"),
+        (5, 5, "set resources.nodes to 1"),
+        (2, 3, "set resources.devices to 1 and resources.nodes to 1"),
+    ],
+)
+def test_as_many_devices_as_divide_the_rows_are_suggested_and_fewer_nodes_if_need_be(
+    devices: int, rows: int, suggestion: str
+) -> None:
+    # There are fewer rows than ranks, so drop_last would leave nothing.
+    assert planned(make_spec("ddp", devices, 1, nodes=2), rows)["sampler-padding"].suggestion == suggestion
 
 
 def test_the_last_batch_of_a_hundred_rows_does_not_fit_three_devices() -> None:

@@ -95,6 +95,32 @@ def test_an_epoch_under_dp_is_what_a_loader_and_chunk_make_of_it(
     assert steps_of(make_spec("dp", devices, batch_size, drop_last=drop_last), rows) == expected
 
 
+@pytest.mark.parametrize(("nodes", "devices"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@given(few_rows, sizes, st.booleans())
+def test_an_epoch_over_nodes_is_what_the_samplers_of_all_their_ranks_make_of_it(
+    nodes: int, devices: int, strategy: str, rows: int, batch_size: int, drop_last: bool
+) -> None:
+    data, ranks = TensorDataset(torch.arange(rows)), nodes * devices
+    samplers: list[DistributedSampler[Any]] = [
+        DistributedSampler(data, num_replicas=ranks, rank=rank, drop_last=drop_last) for rank in range(ranks)
+    ]
+    loaders = [DataLoader(data, batch_size, sampler=sampler, drop_last=drop_last) for sampler in samplers]
+    per_rank = [[len(batch) for (batch,) in loader] for loader in loaders]
+
+    spec = make_spec(strategy, devices, batch_size, drop_last=drop_last, nodes=nodes)
+    assert steps_of(spec, rows) == list(zip(*per_rank, strict=True))
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [(2, 3), (3, 2)])
+def test_a_run_over_nodes_is_planned_as_one_over_as_many_devices_of_one_node(nodes: int, devices: int) -> None:
+    evaluate = {"batch_size": 7, "every_epochs": 1}
+    spread = make_spec("ddp", devices, 10, nodes=nodes, evaluate=evaluate, accumulate_steps=2, epochs=3)
+    dense = make_spec("ddp", 6, 10, evaluate=evaluate, accumulate_steps=2, epochs=3)
+    assert predict_splits(spread, 100, 50) == predict_splits(dense, 100, 50)
+    assert predict_splits(spread, None) == predict_splits(dense, None)
+
+
 @given(few_rows, few_devices, sizes, st.booleans())
 def test_an_epoch_under_ddp_is_what_a_sampler_and_a_loader_per_rank_make_of_it(
     rows: int, ranks: int, batch_size: int, drop_last: bool

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from jobs import store
 from jobs.model import spec
+from jobs.model.spec_rules import parse_spec
 from shardyard.contract.errors import UnreadableSpec
 
 JOB = b"""{"program": {"model": {"ref": "linear", "args": {"bias": null}}, "data": {"ref": "random_vectors"},
@@ -18,7 +19,7 @@ JOB = b"""{"program": {"model": {"ref": "linear", "args": {"bias": null}}, "data
 
 
 def stored(text: bytes) -> dict[str, typing.Any]:
-    found: dict[str, typing.Any] = json.loads(zstandard.decompress(store.encode_spec(spec.parse(text))))
+    found: dict[str, typing.Any] = json.loads(zstandard.decompress(store.encode_spec(parse_spec(text))))
     return found
 
 
@@ -26,7 +27,7 @@ def test_a_field_that_is_not_set_is_not_stored_and_an_argument_that_is_null_is()
     program = stored(JOB)["program"]
     assert "checkpoint" not in program
     assert program["model"]["args"] == {"bias": None}
-    assert store.decode_spec(store.encode_spec(spec.parse(JOB))) == spec.parse(JOB)
+    assert store.decode_spec(store.encode_spec(parse_spec(JOB))) == parse_spec(JOB)
 
 
 def models(found: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:

@@ -14,8 +14,9 @@ from shardyard.cli.device_table import DeviceRow, RowRates, device_rows, draw_de
 from shardyard.cli.top import BoardFilter, ServiceBoard, SortOrder
 from shardyard.client import events
 from shardyard.client.report import SplitReport
+from shardyard.contract.fleet import DeviceView, NodeView, PoolView
 from shardyard.contract.report import time_parts
-from shardyard.contract.responses import DeviceView, JobSummary, NodeView, PlacementView, PoolView, Progress, ReasonView
+from shardyard.contract.responses import JobSummary, PlacementView, Progress, ReasonView
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 NOW = datetime(2026, 1, 2, 3, 4, 10, tzinfo=UTC)

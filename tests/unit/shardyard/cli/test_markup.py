@@ -26,4 +26,18 @@ def test_a_terminal_is_told_nothing_by_a_name(capsys: pytest.CaptureFixture[str]
     out.print(hostile)
     out.print(Text.assemble((hostile, "bold")))
 
-    assert capsys.readouterr().out.split() == ["NAME", *["a]0;mine[31mb2Jc"] * 3]
+    bell, *rest = capsys.readouterr().out.split()[1:]
+    assert bell == r"a\x1b]0;mine\x07\x1b[31mb\x9b2J\u202ec"
+    assert rest == [r"a\x1b]0;mine\x1b[31mb\x9b2J\u202ec"] * 2, "rich takes the bell out by itself"
+
+
+def test_columns_are_as_wide_as_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    listing = make_table("NAME", "STATE")
+    for name in ("gpj\u202eexe", "plain"):
+        listing.add_row(name, "queued")
+
+    make_console().print(listing)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == r"gpj\u202eexe  queued"
+    assert len({line.index("queued") for line in lines[1:]}) == 1

@@ -34,6 +34,28 @@ def status(**fields: Any) -> JobStatus:
     return msgspec.convert(known, JobStatus)
 
 
+def test_the_network_of_the_newest_attempt_is_shown_once_there_is_one() -> None:
+    assert dict(status_lines(status(network="none")))["network"] == "none (its own loopback only)"
+    assert dict(status_lines(status(network="host")))["network"] == "the node's"
+    assert "network" not in dict(status_lines(status()))
+
+
+def test_a_job_on_one_node_shows_it_with_its_devices_alone() -> None:
+    lines = dict(status_lines(status(placement=[{"node": "host-a", "devices": ["cuda:0", "cuda:1"], "ranks": [0]}])))
+    assert (lines["asks for"], lines["runs on"]) == ("2 devices of pool default, dp", "host-a cuda:0-1")
+
+
+def test_a_job_on_eight_nodes_shows_each_on_a_line_of_its_own_with_its_ranks() -> None:
+    names = [f"cuda:{number}" for number in range(8)]
+    places = [
+        {"node": f"host-{part}", "devices": names, "ranks": list(range(8 * part, 8 * part + 8))} for part in range(8)
+    ]
+    lines = dict(status_lines(status(strategy="ddp", devices=8, nodes=8, placement=places)))
+    assert lines["asks for"] == "8 devices on each of 8 nodes of pool default, ddp"
+    shown = [line.strip() for line in lines["runs on"].splitlines()]
+    assert shown == [f"host-{part} cuda:0-7  ranks {8 * part}-{8 * part + 7}" for part in range(8)]
+
+
 def test_a_rehearsal_is_called_one_in_capitals() -> None:
     assert dict(status_lines(status(rehearsal=True)))["rehearsal"].startswith("REHEARSAL")
     assert "rehearsal" not in dict(status_lines(status()))

@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from jobs.model import spec
+from jobs.model.spec_rules import parse_spec
 from shardyard import cli
 from shardyard.cli.submit import PANEL
 
@@ -73,19 +74,28 @@ def test_every_option_has_its_field_and_the_spec_is_one_that_the_service_takes(
         "--devices 3 --strategy dp --rehearse --pool a100 --name mine --label team=vision --label a=1 --priority -5"
     )
     more = "--env K=V --env EMPTY= --env FROM_HERE --python torch26 --wall-seconds 60 --max-retries 2"
+    more += " --secret HF_TOKEN=hf --secret WANDB_API_KEY=wandb"
     more += " --keep *.pt --keep !tmp/ --artifact-bytes 500"
 
     made = dry(capsys, "--script", "train.py", *options.split(), *more.split())["spec"]
 
-    wanted = spec.parse(json.dumps(made))
+    wanted = parse_spec(json.dumps(made))
     assert isinstance(wanted.program, spec.ScriptProgram)
     assert (wanted.resources.devices, wanted.parallelism.strategy, wanted.rehearsal) == (3, "dp", True)
     assert (wanted.pool, wanted.name, wanted.priority) == ("a100", "mine", -5)
     assert wanted.labels == {"team": "vision", "a": "1"}
     assert wanted.program.env == {"K": "V", "EMPTY": "", "FROM_HERE": "a=b"}
+    assert wanted.secrets == {"HF_TOKEN": "hf", "WANDB_API_KEY": "wandb"}
     assert wanted.program.python == "torch26"
     assert (wanted.limits.wall_seconds, wanted.limits.max_retries) == (60, 2)
     assert (wanted.program.keep, wanted.limits.artifact_bytes) == (("*.pt", "!tmp/"), 500)
+
+
+def test_a_script_may_ask_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, strategy in (((), "ddp"), (("--strategy", "fsdp"), "fsdp")):
+        spec = dry(capsys, "--script", "train.py", "--devices", "4", "--nodes", "2", *options)["spec"]
+        assert spec["resources"] == {"devices": 4, "nodes": 2}
+        assert spec["parallelism"] == {"strategy": strategy}
 
 
 def test_nothing_is_kept_on_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +178,7 @@ def test_a_dry_run_lists_files_for_people_and_sends_nothing(capsys: pytest.Captu
         (["one.json", "two.json"], "name one job spec"),
         (["train.py"], "train.py is a script, not a job spec: shardyard submit --script train.py"),
         (["job.json", "--devices", "2", "--rehearse"], "--devices, --rehearse: only with --script or --module"),
+        (["job.json", "--nodes", "2"], "--nodes: only with --script or --module"),
         (["--script", "train.py", "--module", "pkg"], "give one of them"),
         (["--script", "train.py", "--epochs", "3"], "arguments of the script go after --"),
         (["--script", "tran.py"], "there is no file tran.py; did you mean train.py?"),
@@ -184,9 +195,11 @@ def test_a_dry_run_lists_files_for_people_and_sends_nothing(capsys: pytest.Captu
         (["--module", "lib.run"], "it is in src: --dir src"),
         (["--script", "train.py", "--env", "NOT_SET_HERE"], "write it as NOT_SET_HERE=VALUE"),
         (["--script", "train.py", "--env", "=V"], "write it as key=value"),
+        (["--script", "train.py", "--secret", "HF_TOKEN"], "--secret HF_TOKEN: write it as key=value"),
         (["--script", "train.py", "--label", "vision"], "write it as key=value"),
         (["--script", "train.py", "--strategy", "torchrun"], "torchrun"),
         (["--script", "train.py", "--devices", "0"], "devices"),
+        (["--script", "train.py", "--nodes", "0"], "nodes"),
     ],
 )
 def test_a_mistake_is_told_with_what_would_be_right(

@@ -15,10 +15,10 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def running(data_dir: Path, url: str = "http://127.0.0.1:1") -> None:
+def running(data_dir: Path, url: str = "http://127.0.0.1:1", **more: str) -> None:
     (data_dir / "admin.token").write_text("local-secret\n")
     record = {"url": url, "token_file": str(data_dir / "admin.token"), "pid": 1}
-    (data_dir / "service.json").write_text(json.dumps(record))
+    (data_dir / "service.json").write_text(json.dumps(record | more))
 
 
 def test_the_service_on_this_machine_is_found_with_its_token(data_dir: Path) -> None:
@@ -28,6 +28,23 @@ def test_the_service_on_this_machine_is_found_with_its_token(data_dir: Path) -> 
     assert found.headers == {"Authorization": "Bearer local-secret"}
     with Client() as client:
         assert client.url == found.url
+
+
+def test_the_certificate_of_the_service_on_this_machine_is_for_its_address_alone(data_dir: Path) -> None:
+    running(data_dir, "https://127.0.0.1:1", certificate="/etc/tls.crt")
+    assert connection.find_service().certificate == Path("/etc/tls.crt")
+    assert connection.find_service("https://127.0.0.1:1", "mine").certificate == Path("/etc/tls.crt")
+    assert connection.find_service("https://127.0.0.1:2", "mine").certificate is None
+
+
+@pytest.mark.parametrize("content", [None, "", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"])
+def test_a_certificate_that_cannot_be_read_is_said_by_its_file(data_dir: Path, content: str | None) -> None:
+    file = data_dir / "tls.crt"
+    if content is not None:
+        file.write_text(content)
+    running(data_dir, "https://127.0.0.1:1", certificate=str(file))
+    with pytest.raises(Unavailable, match=r"certificate, .*tls.crt, cannot be used"):
+        Client()
 
 
 def test_the_local_token_never_goes_to_another_address(data_dir: Path) -> None:

@@ -18,7 +18,9 @@ def plan_of(spec: JobSpec, rows: int | None) -> str:
         notes=prediction.notes,
     )
     recipe = isinstance(spec.program, RecipeProgram)
-    return render_plan(plan, PlannedJob(spec.name, spec.parallelism.strategy, spec.resources.devices, recipe), 80)
+    asked = spec.resources
+    about = PlannedJob(spec.name, spec.parallelism.strategy, asked.devices, recipe, asked.nodes)
+    return render_plan(plan, about, 80)
 
 
 def test_a_plan_reads_as_a_table_of_steps_by_devices_with_its_findings() -> None:
@@ -32,6 +34,13 @@ def test_a_plan_reads_as_a_table_of_steps_by_devices_with_its_findings() -> None
     assert table[3] == ["train", "1", "3-3", "10", "2", "2", "2", "2", "2", "idle", "idle", "idle"]
     assert any(line.strip().startswith("[info] ragged-batch: ") for line in lines)
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_plan_over_nodes_numbers_the_devices_of_all_of_them_through() -> None:
+    lines = plan_of(make_spec("ddp", 2, 10, nodes=3), 60).splitlines()
+
+    assert lines[1].startswith("strategy ddp, 2 devices on each of 3 nodes, 6 together; 60 rows")
+    assert ["phase", "steps", "from-to", "batch", *map(str, range(6))] in [line.split() for line in lines]
 
 
 def test_a_plan_of_unknown_rows_says_so_and_shows_one_batch() -> None:

@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from jobs.protocol.records import BatchSplit, Note
-from shardyard.contract.report import Report, Resumed
+from shardyard.contract.report import Report, Resumed, encode_report
 from shardyard.render.report_text import render_report
 from tests.support import script_streams
 from tests.support.record_streams import aggregator, run, split, step
 from tests.support.specs import make_spec
+from tests.support.timed_streams import node_run
 
 
 def report_of(strategy: str, devices: int, batch_size: int, rows: int, module: str | None = None) -> Report:
@@ -139,7 +140,7 @@ def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() 
 
     text = render_report(told.make_report(final=False), notes=True)
 
-    assert "?[2Jgone [bold]loud[/bold] ?" in text
+    assert r"\x1b[2Jgone [bold]loud[/bold] \x07" in text
     assert "\x1b" not in text
 
 
@@ -185,3 +186,51 @@ def test_a_script_that_did_nothing_says_so_under_its_findings() -> None:
     assert "no step has been seen" in text
     assert "[warning] no-work-done" in text
     assert "no GPU, bye" in text
+
+
+# -- several nodes ---------------------------------------------------------------------------------
+
+
+def test_several_nodes_have_a_row_each_and_devices_say_where_they_are() -> None:
+    text = render_report(node_run(2, 2, 100, slow_node=1).make_report(final=False))
+    lines = [line.split() for line in text.splitlines()]
+
+    assert ["host-0", "0-1", "1,600", "50.0%", "100", "1"] in lines
+    assert ["host-1", "2-3", "1,600", "50.0%", "100", "2"] in lines
+    (waits,), (computes,) = ([line for line in lines if len(line) == 9 and line[0] == f"host-{n}"] for n in range(2))
+    assert int(waits[6][:-1]) > 30 > int(computes[6][:-1]), "host-0 communicates, which is waiting for host-1"
+    assert ["device", "node", "id", "rows", "share", "steps", "idle", "ms/row", "peak", "memory"] in lines
+    assert [line[1:3] for line in lines if line[1:2] in (["host-0"], ["host-1"])] == [
+        [f"host-{index // 2}", f"cpu:{index % 2}"] for index in range(4)
+    ]
+    assert ["slowest", "node", "host-1"] in lines
+
+
+def test_one_node_reads_as_it_always_did() -> None:
+    report = node_run(1, 2, 100).make_report(final=False)
+    text = render_report(report)
+
+    assert report.per_node == ()
+    assert b"slowest_node" not in encode_report(report)
+    assert "Nodes" not in text
+    assert "slowest node" not in text
+    assert "device   id " in text
+    assert not any("node" in field for field in report.notes)
+
+
+def test_eight_nodes_of_eight_devices_fit_into_80_columns() -> None:
+    lines = render_report(node_run(8, 8, 30).make_report(final=False), 80).splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == "strategy ddp, 64 virtual cpu devices on host-0, host-1, host-2, host-3 and 4"  # more
+    assert [line.split()[:3] for line in lines if "56-63" in line] == [["host-7", "56-63", "1,920"]]
+    assert sum(line.split()[1:2] == ["host-7"] for line in lines) == 8
+
+
+def test_what_is_missing_of_a_node_has_the_reason_of_its_devices() -> None:
+    told = node_run(2, 2, 0)
+    notes = told.make_report(final=False).notes
+
+    assert notes["per_node.slowest_device"] == notes["balance.slowest_node"] == notes["balance.slowest_device"]
+    assert notes["per_node.forward_ms"] == notes["per_device.forward_ms"]
+    assert "per_node" not in "".join(run(make_spec("ddp", 2, 8), 16)[0].make_report(final=True).notes)

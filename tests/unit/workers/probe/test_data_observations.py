@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from jobs.protocol.records import Activity, Loaded, LossWeights, Noise, Step
+from jobs.protocol.probe_records import Activity, Loaded, LossWeights, Noise
+from jobs.protocol.records import Step
 from tests.support.probe_runs import Seen, backward, learn, watched_ranks
 
 IGNORED = -100

@@ -18,8 +18,8 @@ from workers.probe.dataloaders import LoaderTracker
 from workers.probe.measurements import ProcessDevices
 from workers.probe.module_registry import ModuleRegistry
 from workers.probe.patches import data_parallel
-from workers.probe.step_builder import StepBuilder
-from workers.probe.step_sender import RowChecker
+from workers.probe.steps.row_checker import RowChecker
+from workers.probe.steps.step_builder import StepBuilder
 from workers.probe.tracker import Tracker
 
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from jobs.protocol.records import GradientSync, Outcome
+from jobs.protocol.probe_records import GradientSync
+from jobs.protocol.records import Outcome
 from shardyard.contract.report import Finding
 from tests.support.probe_runs import Seen, backward, watched, watched_ranks
 from tests.support.script_streams import feed, findings, report_on, told

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from jobs.protocol.records import Activity, Began, Loaded, LoaderOpened
+from jobs.protocol.probe_records import Activity, Loaded, LoaderOpened
+from jobs.protocol.records import Began
 from tests.support.probe_runs import learn, watched
 
 

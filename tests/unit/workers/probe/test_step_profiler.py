@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.protocol.records import AnyRecord, ProfileBegin, ProfileEnd, ProfilePart
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import ProfileBegin, ProfileEnd, ProfilePart
 from tests.support.training_runs import FORWARD, VECTORS, Kept, context_of, run_spec, spec_of
 from workers.probe import step_profiler
 from workers.probe.step_profiler import OWN_PROFILER, StepProfiler

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from jobs.protocol.records import Activity, Group, Loaded, Wrapped
+from jobs.protocol.probe_records import Activity, Group, Loaded, Wrapped
 from tests.support.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.workers.probe.test_loops import network, vectors
 

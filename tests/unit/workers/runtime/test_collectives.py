@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, CallsMade, CollectiveCall, GroupCalls
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import CallsMade, CollectiveCall, GroupCalls
 from workers.runtime.collectives import CallsReporter, read_calls, recorder_variables, report_calls
 from workers.runtime.profile_request import CALLS
 

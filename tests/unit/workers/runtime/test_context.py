@@ -10,7 +10,8 @@ from itertools import chain
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, Note, PacketDecoder, Step
+from jobs.protocol.packets import AnyRecord, PacketDecoder
+from jobs.protocol.records import Note, Step
 from workers.runtime import context
 from workers.runtime.context import ChannelSink, DeviceStreams
 

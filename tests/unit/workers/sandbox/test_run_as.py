@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs.support import fs
+from jobs.support.directory_cursor import walk_directories
+from tests.support.backed_up_trees import make_below
 from workers.node.devices import discover_devices
 from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as as confinement
@@ -41,6 +44,22 @@ def test_a_range_gives_each_lease_an_account_of_its_own() -> None:
     assert accounts is not None
     assert [accounts.for_devices(lease).uid for lease in ([0], [3, 1], [2])] == [20_000, 20_001, 20_002]
     assert not accounts.is_shared
+
+
+@as_root
+def test_virtual_nodes_divide_a_range_and_no_two_devices_of_a_machine_share_an_account() -> None:
+    found = [choose_accounts("20000-20011:20999", DEVICES, nodes=3, before=before) for before in range(3)]
+    uids = [one.for_devices([device]).uid for one in found if one is not None for device in range(4)]
+    assert uids == list(range(20_000, 20_012))
+    with pytest.raises(ValueError, match="has 12 accounts for 4 devices on each of 4 nodes; give one to each device"):
+        choose_accounts("20000-20011:20999", DEVICES, nodes=4)
+
+
+@as_root
+def test_the_last_account_of_a_divided_range_is_no_shared_one() -> None:
+    accounts = choose_accounts("20000-20001:20999", DEVICES[:1], nodes=2, before=1)
+    assert accounts is not None
+    assert accounts.for_devices([0]) == RankAccount(20_001, 20_999, (), "20001", is_own=True)
 
 
 @as_root
@@ -94,6 +113,22 @@ def test_what_is_taken_back_is_ours_whatever_it_links_to(tmp_path: Path) -> None
     assert {path.lstat().st_uid for path in given.rglob("*")} == {0}
     assert attempt.stat().st_mode & 0o777 == 0o700
     assert elsewhere.stat().st_uid == 20_001
+
+
+@as_root
+def test_a_tree_of_any_depth_is_taken_back(tmp_path: Path) -> None:
+    attempt, given = tmp_path / "attempt", tmp_path / "attempt" / "artifacts"
+    given.mkdir(parents=True)
+    make_below(given, "d", 2000, b"deep")
+    attempt.chmod(0o711)
+    try:
+        confinement.give_tree(given, RankAccount(20_000, 20_000, (), ""))
+        assert {os.stat("d", dir_fd=here).st_uid for here, names in walk_directories(given) if "d" in names} == {20_000}
+        assert confinement.take_back(attempt, given)
+        owners = {os.stat(name, dir_fd=here).st_uid for here, names in walk_directories(given) for name in names}
+        assert owners == {0}
+    finally:
+        fs.remove_tree(attempt)
 
 
 def test_nothing_is_done_where_no_way_was_opened(tmp_path: Path) -> None:

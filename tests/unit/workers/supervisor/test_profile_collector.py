@@ -1,5 +1,6 @@
 """What becomes of a profile: traces, and reasons why there are none."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ from jobs.protocol.records import ProfileBegin, ProfileEnd, ProfilePart
 from jobs.store import ProfileRequest
 from shardyard.contract.responses import ProfileView
 from tests.support.attempts import a_launch
-from workers.runtime import profile_request
 from workers.supervisor import profile_collector
 from workers.supervisor.profile_collector import ProfileCollector
 
@@ -35,6 +35,7 @@ class Site:
     lease: Asking
     attempt: Path
     said: list[str]
+    shown: list[tuple[int, int]]
 
     def ask(self, number: int = 1, steps: int = 10, now: float = 0.0) -> None:
         self.lease.profile_request = ProfileRequest("asked", number, steps, 1_700_000_000_000_000)
@@ -52,25 +53,28 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     launch, lease, said = a_launch(tmp_path / "state", devices=2), Asking(), list[str]()
-    ranks: Any = [SimpleNamespace(number=number, is_alive=True, profile_request=-1) for number in range(2)]
+    shown: list[tuple[int, int]] = []
+    ranks: Any = [SimpleNamespace(number=number, is_alive=True, show_profile=_keep_in(shown)) for number in range(2)]
     collector = ProfileCollector(launch, ranks, lease, said.append)  # type: ignore[arg-type]
     one = launch.attempt
     attempt = paths.attempt_dir(launch.storage, one.tenant, one.job, one.number)
-    return Site(collector, lease, attempt, said)
+    return Site(collector, lease, attempt, said, shown)
 
 
-def test_what_ranks_send_becomes_files(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, int]] = []
-    monkeypatch.setattr(profile_request, "show_request", lambda fd, number, steps: shown.append((number, steps)))
+def _keep_in(shown: list[tuple[int, int]]) -> Callable[[int, int], None]:
+    return lambda number, steps: shown.append((number, steps))
+
+
+def test_what_ranks_send_becomes_files(site: Site) -> None:
     site.ask(steps=10)
-    assert (shown, site.lease.recorded) == ([(1, 10)], [(1, "recording")])
+    assert (site.shown, site.lease.recorded) == ([(1, 10)] * 2, [(1, "recording")])
     for rank in (1, 0):
         site.collector.on_record(rank, ProfileBegin(1))
         site.collector.on_record(rank, ProfilePart(1, b"ab"))
         site.collector.on_record(rank, ProfilePart(1, bytes([rank])))
         site.collector.on_record(rank, ProfileEnd(1, 10, 0.5))
     assert site.lease.recorded[-1] == (1, "done")
-    assert shown[-1] == (0, 0)
+    assert site.shown[-2:] == [(0, 0)] * 2
     assert (site.found.state, site.found.steps) == ("finished", 10)
     assert [(one.path, one.bytes, one.steps, one.error) for one in site.found.ranks] == [
         ("profiles/1/rank-0.json.gz", 3, 10, None),
@@ -80,11 +84,6 @@ def test_what_ranks_send_becomes_files(site: Site, monkeypatch: pytest.MonkeyPat
     site.collector.on_tick(1.0)  # the same request is not begun again
     site.ask(2, now=2.0)
     assert site.lease.recorded[-1] == (2, "recording")
-
-
-@pytest.fixture(autouse=True)
-def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_request, "show_request", lambda *_: None)
 
 
 def test_a_rank_that_does_not_step_answers_so(site: Site) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from jobs.files import paths
 from jobs.model import spec
+from jobs.model.spec_rules import parse_spec
 from tests.support.attempts import a_launch
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, WorkingDirectory
 from workers.supervisor import working_dir
@@ -33,12 +34,12 @@ def a_bundle(launch: AttemptConfig, files: dict[str, str]) -> str:
 
 def a_script(bundle: str, **fields: Any) -> spec.JobSpec:
     program = {"kind": "script", "bundle": bundle, "entrypoint": "train.py", **fields}
-    return spec.parse(json.dumps({"program": program}))
+    return parse_spec(json.dumps({"program": program}))
 
 
 def prepared(launch: AttemptConfig, files: dict[str, str]) -> WorkingDirectory:
     AttemptDirectory.of(launch.state_dir, launch.attempt).create()
-    place = working_dir.prepare_working_directory(launch, a_script(a_bundle(launch, files)))
+    place = working_dir.prepare_working_directory(launch, a_script(a_bundle(launch, files)), None)
     assert place is not None
     return place
 
@@ -75,11 +76,12 @@ def test_what_a_rank_is_told_of_its_workplace_comes_through(tmp_path: Path) -> N
 def test_a_recipe_without_a_bundle_has_no_workplace(tmp_path: Path) -> None:
     program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
     assert (
-        working_dir.prepare_working_directory(a_launch(tmp_path), spec.parse(json.dumps({"program": program}))) is None
+        working_dir.prepare_working_directory(a_launch(tmp_path), parse_spec(json.dumps({"program": program})), None)
+        is None
     )
 
 
 def test_a_bundle_that_is_not_there_is_named(tmp_path: Path) -> None:
     bundle = "sha256:" + "0" * 64
     with pytest.raises(working_dir.BundleUnusable, match=f"program.bundle: {bundle} is not in the storage"):
-        working_dir.prepare_working_directory(a_launch(tmp_path), a_script(bundle))
+        working_dir.prepare_working_directory(a_launch(tmp_path), a_script(bundle), None)

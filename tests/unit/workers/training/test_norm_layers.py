@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.protocol.records import NormLayers
+from jobs.protocol.probe_records import NormLayers
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding
 from tests.support.record_streams import lease

@@ -225,6 +225,29 @@ def test_a_download_that_cannot_work_is_told_to_bring_its_files(script: str, fai
     assert re.search("downloads something.*cannot be reached.*into the bundle", fail(script).advice())
 
 
+WITHOUT_NETWORK = replace(CPU, network="none", pool="a100")
+#: As they fail in a network namespace that has nothing but its own loopback.
+UNREACHABLE = {
+    "a resolver": "import socket\nraise socket.gaierror(-3, 'Temporary failure in name resolution')",
+    "an address": "raise OSError(101, 'Network is unreachable')",
+    "a hub": (
+        "class LocalEntryNotFoundError(Exception):\n    pass\n"
+        "raise LocalEntryNotFoundError('cannot find the requested files in the local cache')"
+    ),
+    "git": "raise RuntimeError('fatal: unable to access: Could not resolve host: example.org')",
+    "a bucket": "raise RuntimeError('Could not connect to the endpoint URL: https://s3.invalid')",
+}
+
+
+@pytest.mark.parametrize("script", (DOWNLOADS | UNREACHABLE).values(), ids=(DOWNLOADS | UNREACHABLE).keys())
+def test_a_download_in_a_pool_without_network_is_told_of_the_pools_policy(script: str, fail: Fail) -> None:
+    failure = fail(script)
+    said = failure.advice(WITHOUT_NETWORK)
+    assert re.search("Jobs of pool a100 have no network.*bundle.*SHARDYARD_DATA_ROOT.*operator", said)
+    assert "`shardyard pool set a100 --network host`" in said
+    assert "pool set" not in failure.advice()
+
+
 def test_a_missing_module_is_a_matter_of_the_bundle_or_of_the_environment(fail: Fail) -> None:
     failure = fail("import torch_extras.layers")
     said = failure.advice(CPU)

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from jobs.protocol.records import Outcome
 from tests.support.failing_scripts import CPU, Fail
 from workers.supervisor.ending.error_hints import explain_death, explain_error
 from workers.supervisor.ending.hint_rules import FailureContext
+from workers.supervisor.ending.training_hints import may_have_lost_peer
 
 CUDA = replace(CPU, device_kind="cuda")
 SCRIPT = replace(CPU, strategy="ddp")
@@ -43,7 +45,7 @@ dist.all_reduce(torch.ones(4))
 REHEARSED = """
 import torch
 from workers.rehearsal import install
-install.install(2, 0, False)
+install.install(2, 0, 1)
 class Net(torch.nn.Module):
     def forward(self, rows):
         return {}
@@ -144,3 +146,16 @@ def test_an_error_of_the_models_own_about_shapes_is_not_blamed_on_gathering() ->
     message = "RuntimeError: Sizes of tensors must match except in dimension 0. Expected size 3 but got size 4"
     trace = f'Traceback (most recent call last):\n  File "train.py", line 3\n    torch.cat([a, b])\n{message}\n'
     assert explain_error("code_error", message, trace, CPU) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("RuntimeError: [pair.cc:537] Read error [10.0.0.2]:26283: Connection reset by peer.", True),
+        ("DistBackendError: NCCL error: remote process exited or there was a network error", True),
+        ("BrokenPipeError: [Errno 32] Broken pipe", True),
+        ("ValueError: the loss is not finite", False),
+    ],
+)
+def test_an_error_that_a_dead_peer_may_have_caused_is_known(message: str, expected: bool) -> None:
+    assert may_have_lost_peer(Outcome(1, 1, "code_error", message)) is expected

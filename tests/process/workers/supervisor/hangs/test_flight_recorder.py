@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from jobs.protocol.records import CallsMade, PacketDecoder
+from jobs.protocol.packets import PacketDecoder
+from jobs.protocol.records import CallsMade
 from tests.support.failing_scripts import run_script
 from workers.runtime.collectives import DUMP_PREFIX
 from workers.supervisor.hangs.diagnosis import RankState, find_hang
 from workers.supervisor.hangs.flight_dumps import read_dumps
+from workers.supervisor.limits.record_meter import read_own_memory
 
 ONE_IS_MISSING = f"""
 import os, sys, time, torch, torch.distributed as dist
 from pathlib import Path
-from jobs.protocol.records import encode_packet
+from jobs.protocol.packets import encode_packet
 from workers.runtime.collectives import report_calls
 rank = 0 if (child := os.fork()) else 1
 dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
@@ -60,3 +62,19 @@ def test_dumps_of_the_recorder_name_it_too_and_the_line(left_behind: Path) -> No
     assert hang is not None
     assert hang.message.startswith(WAITS_FOR_ONE)
     assert "(train.py, line 10, in <module>), which rank 1 has not called" in hang.message
+
+
+BOMBS = {
+    "empty dicts": b"\x80\x02(" + b"}" * (8 << 20) + b"l.",
+    "texts in texts": b"\x80\x02]q\x00" + b"]q\x00(h\x00h\x00h\x00h\x00e" * (1 << 20) + b".",
+    "a claim of much": b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_a_dump_that_becomes_gigabytes_costs_its_reader_nothing(bomb: bytes, tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"{DUMP_PREFIX}{rank}").write_bytes(bomb)
+    before = read_own_memory()
+    assert read_dumps(tmp_path) == []
+    assert read_own_memory() - before < 32 << 20

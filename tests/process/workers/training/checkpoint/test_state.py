@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 
-from jobs.protocol.records import AnyRecord, Paused, Saved, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import Paused, Saved, Step
 from tests.support.disks import largest_file
 from tests.support.saved_parts import Tied
 from tests.support.saved_runs import Attempts, attempts, flat, is_metric, is_saved, is_step, seen, splits

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.protocol.records import LoaderOpened, Outline
+from jobs.protocol.probe_records import LoaderOpened
+from jobs.protocol.records import Outline
 from jobs.splits.findings.time_findings import CODES
 from jobs.splits.findings.unlike_devices import divide_by_speed
 from shardyard.contract.report import Finding
@@ -231,6 +232,15 @@ def test_a_node_all_of_whose_devices_are_slow_is_named_once(part: str, cause: st
     assert finding.numbers["ratio"] == pytest.approx(1 + 0.5 * EVEN.step_ms / 17.4, rel=0.05)
     assert finding.suggestion.startswith("check host-b for other programs")
     assert found(ddp_run(4, 400, 5, None, EVEN, leased=TWO_NODES)) == []
+
+
+def test_a_slow_virtual_node_is_named_like_a_host() -> None:
+    virtual = [LeasedDevice(index, f"cpu:{index % 2}", f"vm-{1 + index // 2}", "cpu", "virtual") for index in range(4)]
+    (finding,) = found(ddp_run(4, 400, 5, Plant(0, "forward", 0.5, others=(1,)), EVEN, leased=virtual))
+
+    assert finding.code == "slow-node"
+    assert "all 2 devices on vm-1 take" in finding.message
+    assert found(ddp_run(4, 400, 5, None, EVEN, leased=virtual)) == []
 
 
 def test_a_slow_device_of_a_node_whose_other_devices_are_not_is_no_slow_node() -> None:

@@ -14,6 +14,7 @@ from shardyard.render.svg.line_chart import MAX_CHARTS, MAX_CURVES, MetricCurve
 from shardyard.render.svg.report_page import POLICY, ReportContext, report_page
 from shardyard.render.svg.svg import PictureFrame
 from tests.support.svg_reading import SVG, changed, example, many, of_earlier_version, on_gpus, words
+from tests.support.timed_streams import node_run
 
 ABOUT = ReportContext(
     name="ten for eight",
@@ -161,7 +162,7 @@ def test_parts_are_as_long_as_they_took_in_all_steps_and_the_pointer_has_the_res
     assert one.data_wait_ms is not None
     assert one.comm_ms is not None
     assert wide["data wait"] / wide["communication"] == pytest.approx(
-        one.data_wait_ms.total / one.comm_ms.total, rel=0.02
+        one.data_wait_ms.total / one.comm_ms.total, rel=0.05
     )
     (computed,) = (tip for tip, _ in segments(drawn) if tip.startswith("device 1, backward"))
     assert re.search(r"typically \S+ ms, p95 \S+ ms, measured in \d+ steps give or take \S+ ms$", computed)
@@ -177,12 +178,21 @@ def test_a_report_of_an_earlier_version_is_drawn_by_its_typical_step() -> None:
     )
     assert one.data_wait_ms is not None
     assert one.comm_ms is not None
-    assert wide["data wait"] / wide["communication"] == pytest.approx(one.data_wait_ms.p50 / one.comm_ms.p50, rel=0.02)
+    assert wide["data wait"] / wide["communication"] == pytest.approx(one.data_wait_ms.p50 / one.comm_ms.p50, rel=0.05)
 
 
 def widths_of_device_1(drawn: str) -> dict[str, float]:
     pieces = ((tip.split(", ")[1], rect) for tip, rect in segments(drawn) if tip.startswith("device 1,"))
     return {re.sub(r" [<\d].*", "", name): float(rect.get("width", "")) for name, rect in pieces}
+
+
+def test_several_nodes_have_a_table_which_names_the_slowest() -> None:
+    page = text_of(report_page(node_run(2, 2, 100, slow_node=1).make_report(final=False)))
+
+    assert "The others wait most for host-1." in " ".join(page.split())
+    assert "slowest device" in page
+    assert "2-3" in page
+    assert "The others wait most" not in text_of(report_page(node_run(1, 2, 100).make_report(final=False)))
 
 
 def test_a_curve_leaves_a_gap_where_a_value_is_no_number() -> None:

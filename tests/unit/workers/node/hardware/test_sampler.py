@@ -20,7 +20,7 @@ from tests.support.fake_nvml import FakeCard, FakeNvml
 from workers.node.hardware import attempt_sampler
 from workers.node.hardware.sampler import HardwareSampler, ReadingsPublisher
 from workers.runtime.launch import AttemptDirectory
-from workers.supervisor.process_status import read_start_time
+from workers.runtime.process_status import read_start_time
 
 Install = Callable[..., FakeNvml]
 ATTEMPT = AttemptId("default", "job", 1)

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, Outline, Paused, Saved, SavedFile, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import Outline, Paused, Saved, SavedFile, Step
 from workers.runtime import commands
 from workers.supervisor.checkpoints.coordinator import PAUSE_SKEW_SECONDS, SAVE_SECONDS, CheckpointCoordinator
+from workers.supervisor.checkpoints.messages import CheckpointMessage
 
 
 class FakeWriter:
@@ -20,6 +22,9 @@ class FakeWriter:
 
     def skip_checkpoint(self, step: int, why: str) -> None:
         self.missed.append((step, why))
+
+    def take_messages(self) -> list[CheckpointMessage]:
+        return []
 
 
 class World:

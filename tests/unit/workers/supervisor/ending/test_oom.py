@@ -31,9 +31,9 @@ def counted(tmp_path: Path, file: str, text: str) -> None:
 )
 def test_the_kernels_count_is_found(tmp_path: Path, groups: str, file: str, text: str) -> None:
     counted(tmp_path, file, text)
-    assert count_oom_kills(tmp_path / "sys", own(tmp_path, groups)) == 3
+    assert count_oom_kills((), tmp_path / "sys", own(tmp_path, groups)) == 3
 
 
 def test_a_host_that_does_not_count_is_no_zero(tmp_path: Path) -> None:
-    assert count_oom_kills(tmp_path / "sys", own(tmp_path, "0::/\n1:cpu:/\n")) is None
-    assert count_oom_kills(tmp_path / "sys", tmp_path / "missing") is None
+    assert count_oom_kills((), tmp_path / "sys", own(tmp_path, "0::/\n1:cpu:/\n")) is None
+    assert count_oom_kills((), tmp_path / "sys", tmp_path / "missing") is None

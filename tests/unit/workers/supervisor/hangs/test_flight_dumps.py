@@ -9,7 +9,7 @@ import pytest
 
 from workers.runtime.collectives import DUMP_PREFIX
 from workers.supervisor.hangs.diagnosis import find_hang
-from workers.supervisor.hangs.flight_dumps import read_dumps
+from workers.supervisor.hangs.flight_dumps import read_states
 
 
 def entry(number: int, state: str, name: str = "nccl:all_reduce", **more: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_the_dumps_of_a_time_out_name_the_rank_that_was_not_there(tmp_path: Path
     for rank in (0, 2):
         save(tmp_path, rank, [entry(1, "completed"), entry(2, "started"), entry(3, "scheduled")])
     save(tmp_path, 1, [entry(1, "completed")])
-    hang = find_hang(read_dumps(tmp_path), "/home/me")
+    hang = find_hang(read_states(tmp_path), "/home/me")
 
     assert hang is not None
     assert hang.message == (
@@ -62,7 +62,7 @@ def test_the_dumps_of_a_time_out_name_the_rank_that_was_not_there(tmp_path: Path
 def test_messages_between_two_ranks_are_no_collectives(tmp_path: Path) -> None:
     save(tmp_path, 0, [entry(0, "started", "nccl:recv 0<-1", is_p2p=True)])
     save(tmp_path, 1, [])
-    assert find_hang(read_dumps(tmp_path)) is None
+    assert find_hang(read_states(tmp_path)) is None
 
 
 class Harmful:
@@ -89,7 +89,7 @@ def test_what_is_no_dump_is_passed_over_and_runs_nothing(
     monkeypatch.chdir(tmp_path)
     save(tmp_path, 0, [entry(1, "started")])
     (tmp_path / f"{DUMP_PREFIX}1").write_bytes(content)
-    assert [state.rank for state in read_dumps(tmp_path)] == [0]
+    assert [state.rank for state in read_states(tmp_path)] == [0]
     assert not (tmp_path / "harm").exists()
 
 
@@ -98,5 +98,5 @@ def test_links_pipes_and_other_names_are_not_read(tmp_path: Path) -> None:
     (tmp_path / f"{DUMP_PREFIX}0").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / f"{DUMP_PREFIX}1")
     (tmp_path / f"{DUMP_PREFIX}last").write_bytes(b"")
-    assert read_dumps(tmp_path) == []
-    assert read_dumps(tmp_path / "missing") == []
+    assert read_states(tmp_path) == []
+    assert read_states(tmp_path / "missing") == []

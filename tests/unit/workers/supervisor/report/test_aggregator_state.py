@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, PrimitiveTimes
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, PrimitiveTimes
 from jobs.splits.plan import Run, epoch_batches, evaluation_batches, predict_splits
 from shardyard.contract.report import Report, Resumed
 from tests.support.record_streams import lease, split, step

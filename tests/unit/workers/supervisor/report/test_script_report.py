@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.protocol.records import BatchSplit, Note, PrimitiveTimes, Wrapped
+from jobs.protocol.probe_records import Wrapped
+from jobs.protocol.records import BatchSplit, Note, PrimitiveTimes
 from shardyard.contract.report import decode_report, encode_report
 from tests.support.memory import allocated
 from tests.support.record_streams import split, step

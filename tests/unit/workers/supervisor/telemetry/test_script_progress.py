@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, Outcome, ProgramProgress, Step
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import Group, Loaded
+from jobs.protocol.records import BatchSplit, MetricSample, Outcome, ProgramProgress, Step
 from workers.supervisor.telemetry.script_progress import ScriptProgress
 from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 

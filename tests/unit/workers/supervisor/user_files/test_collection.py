@@ -40,7 +40,7 @@ class Attempt:
         stored = paths.bundle_dir(self.config.storage, self.config.attempt.tenant)
         bundle = a_bundle(self.config, BUNDLE) if not stored.exists() else f"sha256:{next(stored.iterdir()).name[:64]}"
         wanted = a_script(bundle, **program).model_copy(update={"limits": Limits(artifact_bytes=limit)})
-        place = working_dir.prepare_working_directory(self.config, wanted)
+        place = working_dir.prepare_working_directory(self.config, wanted, None)
         assert place is not None
         self.work = place.root
         self.stored = paths.attempt_dir(self.config.storage, *self.key)

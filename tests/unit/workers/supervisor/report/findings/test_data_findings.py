@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, LossWeight, LossWeights, Noise, Outcome, Wrapped
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import LossWeight, LossWeights, Noise, Wrapped
+from jobs.protocol.records import Outcome
 from shardyard.contract.report import Finding
 from tests.support.script_streams import DDP, activity, began, end, feed, findings, joined, loaded, steps, told
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, GradientSync, LossForm, NormLayers, Outcome, ParameterSearch
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.probe_records import GradientSync, LossForm, NormLayers, ParameterSearch
+from jobs.protocol.records import Outcome
 from shardyard.contract.report import Report
 from tests.support.script_streams import DDP, activity, end, feed, findings, joined, steps, told
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jobs.protocol.records import Activity, Joining, Note, Outcome, Returned, Step, Wrapped
+from jobs.protocol.probe_records import Activity, Joining, Wrapped
+from jobs.protocol.records import Note, Outcome, Returned, Step
 from shardyard.contract.report import Report
 from tests.support.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
 from workers.supervisor.report.script_aggregator import ScriptAggregator

@@ -14,13 +14,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from jobs.protocol.records import FLOP_STEP, Activity, Began, Joining, Loaded, MetricSample, Note, ProgramProgress, Step
+from jobs.protocol.probe_records import Activity, Joining, Loaded
+from jobs.protocol.records import FLOP_STEP, Began, MetricSample, Note, ProgramProgress, Step
 from tests.process.workers.probe import test_cases as cases
 from tests.support.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.workers.probe.test_loops import network, train_and_evaluate, vectors
 from tests.unit.workers.probe.test_wrappers import begin
 from workers.probe import step_records
-from workers.probe.fast_path import FastPath, IdleChannel
+from workers.probe.steps.fast_path import FastPath, IdleChannel
 
 
 def without_fast_path(program: Callable[..., None], *args: Any) -> None:

@@ -1,0 +1,213 @@
+"""Jobs over two nodes: what their ranks see, what is known of them, and how they end."""
+
+import ast
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from jobs import store
+from jobs.files import paths
+from jobs.model.state import JobState, StateReason
+from jobs.store import tenant_secrets
+from jobs.support import secret_keys
+from tests.integration.workers.service import NODE, TENANT, eventually, is_dead
+from tests.integration.workers.two_nodes import NODES, OTHER, TwoNodes, end_process, two_nodes
+
+pytestmark = pytest.mark.integration
+
+#: All ranks of all nodes are dead so soon after the first one's death, beside the grace that handlers have.
+ALL_DEAD_SECONDS = 3.0
+ENVIRONMENT = """
+import os
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
+print({name: os.environ[name] for name in names})
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank()))
+dist.all_reduce(total)
+print("sum of ranks", total.item())
+(open(os.path.join(os.environ["SHARDYARD_OUTPUT_DIR"], f"of-rank-{dist.get_rank()}"), "w")).close()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as service:
+        yield service
+
+
+@pytest.fixture
+def nodes(shared: TwoNodes) -> Iterator[TwoNodes]:
+    """Both nodes, which tests share. Each leaves them as it found them."""
+    yield shared
+    try:
+        shared.leaves_nothing()
+    finally:
+        shared.end_all()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_job_trains_over_both_nodes_and_one_report_has_all_devices(nodes: TwoNodes, strategy: str) -> None:
+    job = nodes.gang(strategy, rows=6)
+    record = nodes.ended(job)
+    assert (record.state, record.reason) == (JobState.SUCCEEDED, StateReason.COMPLETED), record
+    report = nodes.report(job)
+    assert [(pattern["rows"], pattern["steps"]) for pattern in report["patterns"]] == [([6] * 4, 4)]
+    places = [node for place in record.placement for node in [place.node] * len(place.devices)]
+    assert [device["node"] for device in report["devices"]] == places
+    assert sorted(set(places)) == sorted(NODES)
+    assert [place["rows"] for place in report["per_device"]] == [24] * 4
+    assert [(one["node"], one["devices"], one["rows"]) for one in report["per_node"]] == [
+        (places[0], [0, 1], 48),
+        (places[2], [2, 3], 48),
+    ]
+
+
+def test_the_report_has_what_both_nodes_have_sampled_of_their_devices(nodes: TwoNodes) -> None:
+    job = nodes.gang(steps=100, seconds=0.03)
+    assert nodes.ended(job).state is JobState.SUCCEEDED
+    assert [one["device"] for one in nodes.report(job)["hardware"]] == [0, 1, 2, 3]
+
+
+def test_ranks_find_each_other_as_under_torchrun_and_each_device_has_its_log(nodes: TwoNodes) -> None:
+    job = nodes.run_script({"train.py": ENVIRONMENT}, strategy="ddp", devices=2, nodes=2)
+    record = nodes.ended(job)
+    assert record.state is JobState.SUCCEEDED, record
+    leader = nodes.records()[record.placement[0].node]
+    for rank in range(4):
+        seen, total = nodes.text(job, rank).splitlines()
+        assert ast.literal_eval(seen) == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % 2),
+            "WORLD_SIZE": "4",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": str(rank // 2),
+            "NODE_RANK": str(rank // 2),
+            "MASTER_ADDR": leader.address,
+        }
+        assert total == "sum of ranks 6.0"
+    kept = {path.name for path in paths.artifacts_dir(nodes.files(job)).iterdir()}
+    assert kept == {f"of-rank-{rank}" for rank in range(4)}
+
+
+def test_a_secret_that_is_printed_on_either_node_is_not_in_the_log(nodes: TwoNodes) -> None:
+    secret_keys.create_key_file(nodes.settings.secret_keys())
+    value = uuid.uuid4().hex
+    secret = secret_keys.encrypt_secret(secret_keys.read_keys(nodes.settings.secret_keys()), TENANT, "hf", value)
+    nodes.run(tenant_secrets.put_secret(TENANT, "hf", secret))
+    source = "import os; print('it is', os.environ['HF_TOKEN'], end='')"
+    job = nodes.run_script({"train.py": source}, strategy="ddp", devices=2, nodes=2, secrets={"HF_TOKEN": "hf"})
+    assert nodes.ended(job).state is JobState.SUCCEEDED
+    assert [nodes.text(job, rank) for rank in range(4)] == ["it is [secret hf]"] * 4
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_rank_that_is_killed_on_either_node_ends_all_and_the_error_names_it(nodes: TwoNodes, part: int) -> None:
+    job = nodes.long_gang(limits={"max_retries": 0})
+    attempt = nodes.attempt(job)
+    node = nodes.job(job).placement[part].node
+    everyone = [pid for one in NODES for pid in nodes.ranks_on(one, attempt)]
+    assert len(everyone) == 4
+    began = time.monotonic()
+    end_process(max(nodes.ranks_on(node, attempt)))
+    eventually(lambda: all(map(is_dead, everyone)), "all ranks are dead")
+    assert time.monotonic() - began < ALL_DEAD_SECONDS + nodes.settings.grace_seconds
+    record = nodes.ended(job)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.RANK_FAILED), record
+    assert record.error is not None
+    assert (record.error["node"], record.error["rank"] // 2, record.error["signal"]) == (node, part, "SIGKILL")
+    assert f"on node {node} was killed by SIGKILL" in record.message
+
+
+def test_an_error_on_the_follower_comes_with_its_traceback(nodes: TwoNodes) -> None:
+    job = nodes.gang(fault="raise_error", rank=3, limits={"max_retries": 0})
+    record = nodes.ended(job)
+    assert record.reason is StateReason.CODE_ERROR, record
+    assert record.error is not None
+    assert (record.error["rank"], record.error["node"]) == (3, record.placement[1].node)
+    assert "LookupError: this model fails on purpose" in record.error["traceback"]
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_supervisor_that_dies_costs_an_attempt_and_the_next_one_resumes(nodes: TwoNodes, part: int) -> None:
+    plain = nodes.gang(steps=60, checkpoint={"every_steps": 10})
+    expected = nodes.ended(plain)
+    job = nodes.gang(steps=60, seconds=0.02, checkpoint={"every_steps": 10})
+    eventually(lambda: nodes.job(job).checkpoint, "a checkpoint")
+    attempt, node = nodes.attempt(job), nodes.job(job).placement[part].node
+    everyone = [pid for one in NODES for pid in nodes.ranks_on(one, attempt)]
+    end_process(nodes.supervisor_on(node, attempt))
+    eventually(lambda: all(map(is_dead, everyone)), "all ranks are dead", ALL_DEAD_SECONDS + 5)
+    record = nodes.ended(job)
+    assert record.state is JobState.SUCCEEDED, record
+    assert record.result == expected.result
+    first, second = nodes.attempts(job)
+    assert first.reason is StateReason.SUPERVISOR_LOST
+    assert second.resumed is not None
+
+
+def test_a_follower_that_stands_still_is_cut_off_and_its_link_named(nodes: TwoNodes) -> None:
+    job = nodes.long_gang()
+    attempt, other = nodes.attempt(job), nodes.node_of_follower(job)
+    ranks = nodes.ranks_on(other, attempt)
+    supervisor = nodes.supervisor_on(other, attempt)
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        eventually(lambda: nodes.job(job).attempt == 2 or nodes.attempts(job)[0].reason, "the first attempt has ended")
+        first = nodes.attempts(job)[0]
+        assert first.reason is StateReason.LINK_LOST, first
+        assert all(node in first.message for node in NODES)
+        held = [ref for ref in nodes.records()[other].held.values() if str(attempt) == ref]
+        assert len(held) == 2, "a part that is lost keeps its devices until they are proven free"
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    eventually(lambda: all(map(is_dead, ranks)), "it kills its ranks by itself")
+    nodes.cancel(job)
+    nodes.ended(job)
+
+
+def test_a_cancel_ends_the_ranks_of_both_nodes(nodes: TwoNodes) -> None:
+    job = nodes.long_gang()
+    attempt = nodes.attempt(job)
+    everyone = [pid for one in NODES for pid in nodes.ranks_on(one, attempt)]
+    nodes.cancel(job)
+    record = nodes.ended(job)
+    assert record.reason is StateReason.CANCELLED_BY_USER
+    assert all(map(is_dead, everyone))
+
+
+def test_a_part_that_does_not_join_sends_the_attempt_back_at_no_cost(nodes: TwoNodes) -> None:
+    stopped = [nodes.other_worker.pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        job = nodes.gang(steps=4)
+        eventually(lambda: nodes.attempts(job)[0].reason, "the first attempt has ended")
+        first = nodes.attempts(job)[0]
+        assert first.reason in (StateReason.LEASE_EXPIRED, StateReason.NODE_LOST)  # which of them depends on the clock
+        assert OTHER in first.message
+        record = nodes.job(job)
+        assert (record.retries, record.losses) == (0, 0)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert nodes.ended(job, 120).state is JobState.SUCCEEDED
+
+
+def test_a_hint_for_a_part_that_comes_twice_or_late_changes_nothing(nodes: TwoNodes) -> None:
+    job = nodes.long_gang()
+    attempt = nodes.attempt(job)
+    before = [nodes.supervisor_on(node, attempt) for node in NODES]
+    for node in NODES:
+        nodes.send(store.Hint(node, attempt))
+    nodes.send(store.Hint(NODE, store.AttemptId(attempt.tenant, attempt.job, 7)))
+    time.sleep(1.0)
+    assert [nodes.supervisor_on(node, attempt) for node in NODES] == before
+    assert nodes.job(job).state is JobState.RUNNING
+    nodes.cancel(job)
+    nodes.ended(job)
