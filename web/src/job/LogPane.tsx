@@ -39,7 +39,7 @@ export function LogPane(props: Props) {
     if (busy.current) return;
     busy.current = true;
     try {
-      setHeld(await found);
+      setHeld((known.current = await found));
       after?.();
     } catch (error) {
       setWords(error instanceof Error ? error.message : String(error));
@@ -99,7 +99,8 @@ export function LogPane(props: Props) {
 
   const scrolled = () => {
     const node = list.current!;
-    if (search || busy.current) return;
+    // While other lines than the drawn ones are held, a place in the list says nothing about them.
+    if (search || busy.current || known.current !== held) return;
     follows.current = held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - AT_END;
     const keep = (line: LogLine | undefined) => {
       const shown = line && node.querySelector(`[data-seq="${line.seq}"]`);
