@@ -442,6 +442,28 @@ def test_autocast_for_cuda_computes_in_bfloat16_in_every_replica(tmp_path: Path)
     )
 
 
+def test_recurrent_layers_compute_under_autocast_on_every_processor(tmp_path: Path) -> None:
+    rehearse(
+        """
+        from torch.nn.utils.rnn import pack_padded_sequence
+        rows = torch.ones(3, 4, 5).cuda()
+        packed = pack_padded_sequence(rows, [4, 3, 1], batch_first=True)
+        for kind in (nn.LSTM, nn.GRU):
+            layer = kind(5, 2, num_layers=2, bidirectional=True, batch_first=True).cuda()
+            plain = layer(rows)[0]
+            with torch.autocast("cuda"):
+                output, hidden = layer(rows)
+                of_packed = layer(packed)[0].data
+                assert layer(rows, hidden)[0].dtype == output.dtype == of_packed.dtype == torch.bfloat16
+            assert torch.allclose(output.float(), plain, atol=0.02)
+            (output.float().sum() + of_packed.float().sum()).backward()
+            assert all(weight.grad.dtype == torch.float32 and weight.grad.any() for weight in layer.parameters())
+            assert layer(rows)[0].dtype == torch.float32
+        """,
+        tmp_path,
+    )
+
+
 def test_scaled_gradients_train_as_unscaled_ones(tmp_path: Path) -> None:
     rehearse(
         """
