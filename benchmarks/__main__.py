@@ -31,6 +31,7 @@ NAMES: tuple[str, ...] = (
     "event_stream",
     "ends",
     "exits",
+    "hosts",
     "neighbours",
     "short_jobs",
     "training",

@@ -1,6 +1,8 @@
 """A service of the benchmark's own: `shardyard up` with the product's defaults, in a temporary directory."""
 
+import io
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +72,15 @@ def linear_spec(strategy: str = "ddp", devices: int = 2, **program: Any) -> dict
         }
         | program,
     }
+
+
+def upload_program(running: Service, program: Path) -> str:
+    """A file of Python as a bundle of the service's; its id."""
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.write(program, program.name)
+    zipped.seek(0)
+    return running.client.upload_bundle(zipped).id
 
 
 def _token(local: LocalService) -> str:

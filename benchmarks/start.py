@@ -17,12 +17,10 @@ Ray Jobs      from the POST to its job server to the same moment; its job runs t
 Where the time of the service went is a figure of its own for each; README.md says what its stages are.
 """
 
-import io
 import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ import torch
 from benchmarks import peers
 from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
 from benchmarks.connection import Connection
-from benchmarks.service import Service, linear_spec, service
+from benchmarks.service import Service, linear_spec, service, upload_program
 from shardyard.contract.responses import JobStatus
 
 STAGES_NOTE = (
@@ -74,7 +72,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         devices = f"cpu:{max(kind.devices for kind in own)}" if device == "cpu" else "auto"
         with _floor() as floor, service(devices) as ours, tempfile.TemporaryDirectory() as directory:
             floor.expect("ready")
-            asked = Asked(ours, Path(directory) / "first_step", _upload(ours), {})
+            asked = Asked(ours, Path(directory) / "first_step", upload_program(ours, PROGRAMS / "ddp_linear.py"), {})
             for kind in own:
                 figures += _against_cold_starts(kind, asked, floor, scale, say)
             if not scale.quick:
@@ -230,15 +228,6 @@ class Asked:
 def _at(when: datetime | None) -> float:
     assert when is not None
     return when.timestamp()
-
-
-def _upload(ours: Service) -> str:
-    """The program as a bundle of the service's; its id."""
-    zipped = io.BytesIO()
-    with zipfile.ZipFile(zipped, "w") as archive:
-        archive.write(PROGRAMS / "ddp_linear.py", "ddp_linear.py")
-    zipped.seek(0)
-    return ours.client.upload_bundle(zipped).id
 
 
 # -- the other sides -----------------------------------------------------------------------------------
