@@ -40,6 +40,7 @@ def packed(script: str) -> io.BytesIO:
     return body
 
 
+@pytest.mark.slow
 def test_a_hostile_script_gets_at_nothing_of_the_service(up: Up) -> None:
     client = up.start()
     servers = ("control", "telemetry")

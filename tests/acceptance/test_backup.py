@@ -137,6 +137,7 @@ open("deep", "w").close()
 """
 
 
+@pytest.mark.slow
 def test_nothing_that_a_program_leaves_stops_a_back_up_its_restore_or_its_removal(
     up: Up, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

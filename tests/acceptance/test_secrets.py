@@ -78,6 +78,7 @@ def test_a_secret_is_used_and_its_value_is_nowhere_afterwards(up: Up, project: P
         theirs.submit_script(project / "train.py", secrets={"HF_TOKEN": "hf"})
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_service_keeps_its_secrets(up: Up, project: Path) -> None:
     client = up.start()
     client.put_secret("hf", VALUE)

@@ -54,6 +54,9 @@ def test_the_demo_trains_both_models_shows_both_reports_and_ends_cleanly(up: Up)
 
 def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_it(up: Up) -> None:
     client = up.start()
+    (node,) = client.nodes()
+    assert node.box is not None
+    wait_until(partial(says, up, f"  box         {node.box.level}"), 60, up.output.read_text)
     spec = digits(epochs=100_000)
     spec["program"]["checkpoint"] = {"every_steps": 1_000_000}  # none but that of the stop
     job = client.submit(spec).id
@@ -98,6 +101,7 @@ def test_a_killed_up_leaves_the_job_running_and_the_next_one_takes_everything_ov
     assert (status.state, status.attempt) == ("running", 1)
 
 
+@pytest.mark.slow
 def test_each_killed_part_comes_back_and_the_job_does_not_notice(up: Up) -> None:
     client = up.start()
     job = client.submit(digits(epochs=100_000)).id
@@ -132,7 +136,9 @@ def test_a_part_that_cannot_start_ends_up_with_the_last_words_of_its_log(up: Up)
     assert up.pids() == {}
 
 
-def test_the_screen_says_which_box_jobs_get_and_how_to_get_one(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_box_the_screen_says_so_and_only_an_operator_who_agrees_has_more_than_one_tenant(
+    up: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHARDYARD_BOX", "off")
     client = up.start()
     warned = "!   box         none (SHARDYARD_BOX is off): jobs run as the service itself"
@@ -141,17 +147,7 @@ def test_the_screen_says_which_box_jobs_get_and_how_to_get_one(up: Up, monkeypat
     with pytest.raises(UnboxedNodes, match=r"second tenant \(acme\).*SHARDYARD_BOX is off"):
         client.create_token("ci", tenant="acme")
     assert up.stop() == 0
-    monkeypatch.setenv("SHARDYARD_BOX", "auto")
-    (node,) = up.start().nodes()
-    wait_until(partial(says, up, f"  box         {node.box.level}"), 60, up.output.read_text)
 
-
-def test_another_address_is_not_served_without_a_box_unless_the_operator_agrees(
-    up: Up, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHARDYARD_BOX", "off")
-    up.start()  # it makes the admin token, without which no other address is served at all
-    assert up.stop() == 0
     command = up.command("--host", "0.0.0.0", "--insecure-http")
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 3
@@ -170,6 +166,7 @@ def test_another_address_is_not_served_without_tls_unless_the_operator_agrees(up
     assert not (up.data_dir / "control").exists(), "nothing was started"
 
 
+@pytest.mark.slow
 def test_https_is_served_with_a_certificate_for_another_name_and_local_commands_accept_it(
     up: Up, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

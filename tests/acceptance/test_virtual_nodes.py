@@ -73,6 +73,7 @@ def test_two_nodes_share_a_machine_and_each_runs_a_job_under_an_account_of_its_o
     assert up.pids() == {}
 
 
+@pytest.mark.slow
 def test_another_number_of_nodes_takes_the_service_over_and_ends_the_workers_of_the_one_before(up: Up) -> None:
     client = up.start()
     job = client.submit(digits(epochs=100_000)).id
@@ -106,6 +107,7 @@ def test_gpus_are_not_divided_among_virtual_nodes_and_the_number_of_nodes_has_a_
     assert not (up.data_dir / "control").exists(), "nothing was started"
 
 
+@pytest.mark.slow
 def test_the_connections_of_all_nodes_are_measured_by_one_command(up: Up) -> None:
     client = up.start(*TWO)
     service = local_service(up.data_dir)

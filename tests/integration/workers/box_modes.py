@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
+
 from jobs.model.records import BOX_RIGHTS
 from jobs.support import secret_keys
 from tests.integration.workers import reachable
@@ -17,6 +19,10 @@ from tests.support.redis_server import redis_server
 #: root; root as in most containers; an account without rights, in user namespaces.
 BoxMode = Literal["full", "cgroups read-only", "no root"]
 MODES: tuple[BoxMode, ...] = ("full", "cgroups read-only", "no root")
+#: For tests with bombs, which take much of the machine from whatever runs beside them: the quick ones are in one mode.
+QUICK_IN_FULL_BOX = pytest.mark.parametrize(
+    "mode", ["full", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])], indirect=True, scope="module"
+)
 #: The account of the worker without root, which nobody has.
 UID = 64_321
 LIMITS: dict[str, Any] = {

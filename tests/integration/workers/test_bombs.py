@@ -13,13 +13,14 @@ from shardyard.service.backup.manifest import SHARED, STORAGE
 from shardyard.service.backup.selection import StorageSelection
 from shardyard.service.backup.storage_copy import StorageCopy
 from tests.integration.workers import reachable
-from tests.integration.workers.box_modes import LIMITS, BoxMode
+from tests.integration.workers.box_modes import LIMITS, QUICK_IN_FULL_BOX, BoxMode
 from tests.integration.workers.places import a_place
 from tests.integration.workers.service import Service, eventually
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(bool(reachable.why_not()), reason=reachable.why_not()),
+    QUICK_IN_FULL_BOX,
 ]
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from jobs.store.policies import set_policy
 from jobs.store.tenant_secrets import put_secret
 from jobs.support import secret_keys
 from tests.integration.workers import reachable
-from tests.integration.workers.box_modes import UID, BoxMode, find_lacks
+from tests.integration.workers.box_modes import QUICK_IN_FULL_BOX, UID, BoxMode, find_lacks
 from tests.integration.workers.service import TENANT, Service, eventually, is_dead
 from workers.sandbox.box.mounts import DEVICE_LINKS, DEVICES
 
@@ -372,6 +372,7 @@ time.sleep(60)
 """
 
 
+@QUICK_IN_FULL_BOX
 def test_a_job_has_so_many_processes_and_no_more(mode: BoxMode, boxed: Service) -> None:
     job = boxed.run_script({"train.py": FORKS})
     record = boxed.ended(job)

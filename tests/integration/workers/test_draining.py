@@ -31,6 +31,7 @@ def is_sent_back(service: Service, job: str) -> bool:
     return (record.state, record.reason) == (JobState.QUEUED, StateReason.DRAINED)
 
 
+@pytest.mark.slow
 def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service: Service) -> None:
     job, short = service.long("ddp", 2), service.submit("single", steps=100, seconds=0.01)
     eventually(lambda: service.job(short).first_step, "the short job trains")
@@ -80,6 +81,7 @@ def test_a_job_that_is_moved_saves_a_checkpoint_first_and_goes_on_from_there(ser
     service.ended(job)
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_goes_on_with_what_was_left_of_the_deadline(service: Service) -> None:
     job = service.long()
     before = len(service.events("node_drains"))
@@ -127,6 +129,7 @@ def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(servic
     service.ended(job)
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_a_drain_and_the_next_worker_adopts_what_goes_on(service: Service) -> None:
     service.stop_worker()
     service.start_worker([*KEEPER, "--drain"])

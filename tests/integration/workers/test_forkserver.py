@@ -166,6 +166,7 @@ def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None
     eventually(lambda: is_dead(spare.pid), "it has ended")
 
 
+@pytest.mark.slow
 def test_a_warm_server_keeps_little_of_the_code_that_only_its_imports_ran(server: ForkServer) -> None:
     assert server.pid is not None
     mappings = psutil.Process(server.pid).memory_maps(grouped=False)

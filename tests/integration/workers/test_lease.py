@@ -64,6 +64,7 @@ def _watch_for_second_attempt(service: Service, job: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_node_that_falls_silent_with_its_attempts_is_lost_by_name_and_another_one_goes_on(service: Service) -> None:
     job = service.long("ddp", 2)
     supervisor, ranks = service.supervisor(service.attempt(job)), service.living()

@@ -192,6 +192,7 @@ def test_a_worker_that_is_asked_to_stop_is_gone_in_5_seconds_and_training_goes_o
     service.ended(job)
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_its_attempts_gives_the_jobs_back_and_celery_itself_can_serve_them(
     service: Service,
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_worker_that_cannot_have_its_devices_ends_and_says_why(service: Servic
     assert "'tpu:4' names no devices; use auto" in service.worker_log()
 
 
+@pytest.mark.slow
 def test_a_job_starts_though_no_hint_reaches_its_node(service: Service) -> None:
     assert service.stop_worker() == 0
     service.start_worker(DEAF)
