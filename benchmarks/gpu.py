@@ -61,7 +61,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 def compare_training(place: Path, scale: Scale, say: Say) -> list[Figure]:
     figures = []
     with data_root(place), service("auto") as running:
-        jobs = Jobs(running, place)
+        jobs = Jobs(running)
         starts: dict[str, list[float]] = {"job": [], "python": []}
         for loop in loops(place):
             sized = Loop(**{name: getattr(loop, name) for name in Loop.__slots__} | {"steps": STEPS[loop.name]})

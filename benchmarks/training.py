@@ -129,7 +129,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
                 for number in range(rounds):  # a service for each: see above
                     with data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
                         for contest in contests:
-                            contest.hold(Jobs(running, place))
+                            contest.hold(Jobs(running))
                             say(f"{contest.name}: round {number + 1} of {rounds}")
                 figures += [figure for contest in contests for figure in contest.figures()]
     return figures
@@ -247,7 +247,6 @@ class Jobs:
     """Each is one job, which is waited for; the answers are its steps a second."""
 
     service: Service
-    place: Path
 
     def recipe(self, loop: Loop, way: Way) -> float:
         program = {
@@ -270,16 +269,15 @@ class Jobs:
         return (last.step - first.step) / (last.at - first.at).total_seconds()
 
     def script(self, loop: Loop, way: Way) -> float:
-        result = self.place / "job"
-        result.unlink(missing_ok=True)
         job = self.service.client.submit_script(
             PROGRAM,
-            [*command_line(loop, way), "--result", str(result)],
+            command_line(loop, way),
             strategy=way.strategy,
             devices=way.ranks,
         ).wait(DEADLINE_SECONDS)
         _require_success(job.status)
-        return float(result.read_text())
+        (line,) = job.logs(device=0, stream="stdout", tail=1)
+        return float(line.text)
 
     @contextmanager
     def supervised(self) -> Iterator["Spent"]:
