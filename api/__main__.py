@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from api.app import create_app
-from api.http.auth import UnsafeToStart
+from api.http.exposure import UnsafeToStart
 from api.http.protocol import DeadlineProtocol, enable_keepalive
 from api.http.tls import ServerCertificate, choose_certificate
 from jobs.files import identity

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from api.http.middleware import is_loopback
+from api.http.exposure import UnsafeToStart, is_loopback
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.protocol.names import DEFAULT_TENANT
@@ -51,10 +51,6 @@ SESSION_OVER = "the session has ended; sign in again"
 
 def is_public(path: str) -> bool:
     return path in PUBLIC or path.startswith(PUBLIC_PREFIXES)
-
-
-class UnsafeToStart(Exception):
-    """The settings would open the service to others without a token."""
 
 
 @dataclass(frozen=True, slots=True)

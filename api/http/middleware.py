@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,16 +31,6 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WITHOUT_BODY = (204, 304)
 #: What an answer says that does not say otherwise.
 _PRIVATE_HEADERS = ((b"cache-control", b"private, no-cache"), (b"x-content-type-options", b"nosniff"))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def allowed_hosts(settings: Settings) -> frozenset[str]:

@@ -33,61 +33,29 @@ class ProcessMetrics:
     media_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         labels = ("method", "route", "status")
-        self._requests = Counter("shardyard_requests", "Answers given", labels, registry=self._registry)
+        self._requests = Counter("shardyard_requests", "Answers given", labels, registry=registry)
         self._seconds = Histogram(
             "shardyard_request_seconds",
             "Time until the last byte of an answer",
             ("method", "route"),
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=registry,
         )
-        self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=self._registry)
-        self._devices = Gauge("shardyard_devices", "Devices by state", ("pool", "state"), registry=self._registry)
-        self._nodes = Gauge("shardyard_nodes", "Nodes by state", ("pool", "state"), registry=self._registry)
-        self._boxes = Gauge(
-            "shardyard_node_boxes",
-            "Live nodes by the box that they put around jobs",
-            ("pool", "level"),
-            registry=self._registry,
-        )
-        self._unboxed = Gauge(
-            "shardyard_unboxed_nodes",
-            "Live nodes that lack the box which their pool demands",
-            ("pool",),
-            registry=self._registry,
-        )
-        self._low_disks = Gauge(
-            "shardyard_low_disk_nodes",
-            "Live nodes that take no work because a disk has too little room",
-            ("pool",),
-            registry=self._registry,
-        )
-        self._disk_free, self._disk_reserve = (
-            Gauge(f"shardyard_disk_{name}_bytes", title, ("disk",), registry=self._registry)
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=registry)
+        self._waiting = Gauge("shardyard_waiting_requests", "Requests held until a status changes", registry=registry)
+        self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=registry)
+        self._pools = PoolGauges(registry)
+        self._disks = {
+            name: Gauge(f"shardyard_disk_{name}_bytes", title, ("disk",), registry=registry)
             for name, title in (
                 ("free", "Free space of a disk that the API needs"),
                 ("reserve", "What the service keeps of a disk for itself"),
             )
-        )
-        self._waiting = Gauge(
-            "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
-        )
-        self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=self._registry)
-        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
-
-        self._readings = {
-            name: Gauge(f"shardyard_device_{name}", f"{title} of a device", _DEVICE, registry=self._registry)
-            for name, title in SERIES_TITLES.items()
         }
-        self._errors = Gauge(
-            "shardyard_device_errors",
-            "Errors of a device since its attempt began",
-            (*_DEVICE, "error"),
-            registry=self._registry,
-        )
+        self._devices = DeviceGauges(registry)
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer under the route's pattern, so that ids never become labels."""
@@ -107,13 +75,33 @@ class ProcessMetrics:
             self._jobs.labels(state).set(number)
         self._waiting.set(counts.waiting)
         self._streams.set(counts.streams)
-        self._devices.clear()
-        self._nodes.clear()
-        self._boxes.clear()
-        self._unboxed.clear()
-        self._low_disks.clear()
-        self._queued.clear()
-        for pool in counts.pools:
+        self._pools.show(counts.pools)
+        for disk in counts.disks:
+            self._disks["free"].labels(disk.name).set(disk.free_bytes)
+            self._disks["reserve"].labels(disk.name).set(disk.reserve_bytes)
+        self._devices.show(counts.readings)
+        return generate_latest(self._registry)
+
+
+class PoolGauges:
+    """What there is in each pool, and what waits."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, title: str, *labels: str) -> Gauge:
+            return Gauge(f"shardyard_{name}", title, ("pool", *labels), registry=registry)
+
+        self._devices = gauge("devices", "Devices by state", "state")
+        self._nodes = gauge("nodes", "Nodes by state", "state")
+        self._boxes = gauge("node_boxes", "Live nodes by the box that they put around jobs", "level")
+        self._unboxed = gauge("unboxed_nodes", "Live nodes that lack the box which their pool demands")
+        self._low_disks = gauge("low_disk_nodes", "Live nodes that take no work because a disk has too little room")
+        self._queued = gauge("queued_jobs", "Jobs that wait in a pool")
+
+    def show(self, pools: Sequence[PoolView]) -> None:
+        """A pool that is gone is shown no more."""
+        for gauge in (self._devices, self._nodes, self._boxes, self._unboxed, self._low_disks, self._queued):
+            gauge.clear()
+        for pool in pools:
             for state in ("free", "leased", "quarantined"):
                 self._devices.labels(pool.name, state).set(getattr(pool, state))
             self._nodes.labels(pool.name, "live").set(pool.live_nodes)
@@ -123,13 +111,20 @@ class ProcessMetrics:
             for level, number in pool.boxes.items():
                 self._boxes.labels(pool.name, level).set(number)
             self._queued.labels(pool.name).set(pool.queued)
-        for disk in counts.disks:
-            self._disk_free.labels(disk.name).set(disk.free_bytes)
-            self._disk_reserve.labels(disk.name).set(disk.reserve_bytes)
-        self._show_readings(counts.readings)
-        return generate_latest(self._registry)
 
-    def _show_readings(self, readings: Mapping[str, Sequence[NodeReading]]) -> None:
+
+class DeviceGauges:
+    """The newest readings of devices that work."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._readings = {
+            name: Gauge(f"shardyard_device_{name}", f"{title} of a device", _DEVICE, registry=registry)
+            for name, title in SERIES_TITLES.items()
+        }
+        title = "Errors of a device since its attempt began"
+        self._errors = Gauge("shardyard_device_errors", title, (*_DEVICE, "error"), registry=registry)
+
+    def show(self, readings: Mapping[str, Sequence[NodeReading]]) -> None:
         for gauge in (*self._readings.values(), self._errors):
             gauge.clear()
         for node, devices in readings.items():

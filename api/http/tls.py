@@ -11,8 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from api.http.auth import UnsafeToStart
-from api.http.middleware import is_loopback
+from api.http.exposure import UnsafeToStart, is_loopback
 
 log = structlog.get_logger(__name__)
 

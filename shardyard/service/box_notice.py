@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from api.http.middleware import is_loopback
+from api.http.exposure import is_loopback
 from shardyard.contract.fleet import BoxView, NodeView
 from shardyard.contract.unboxed import RISK, WAYS_OUT, refusal_text
 from shardyard.service.processes import ServiceError

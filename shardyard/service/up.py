@@ -25,7 +25,7 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
-from api.http.auth import UnsafeToStart
+from api.http.exposure import UnsafeToStart
 from api.http.tls import ServerCertificate, choose_certificate
 from jobs.model.settings import Settings
 from jobs.support import fs, secret_keys

@@ -275,6 +275,28 @@ class EvaluationExchanges:
     sums: int = 0
 
 
+class RowRate:
+    """Sends rows a second about once a second: rank 0 those of all ranks, each rank of a group its own device's."""
+
+    def __init__(self, sink: RecordSink, rank: int, world_size: int, device: int | None) -> None:
+        self._sink = sink
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._rows = 0
+        self._sent = time.perf_counter()
+
+    def add(self, rows: int, step: int, now: float) -> None:
+        self._rows += rows
+        elapsed = now - self._sent
+        if elapsed < RATE_SECONDS or not self._rows:
+            return
+        own = self._rows / elapsed
+        if self._world_size > 1 and self._device is not None:
+            self._sink.emit(MetricSample(self._device, "rows_per_second", step, own, time.time()))
+        if self._rank == 0:
+            self._sink.emit(MetricSample(-1, "rows_per_second", step, own * self._world_size, time.time()))
+        self._rows, self._sent = 0, now
+
+
 class RunReporter:
     """Reports what belongs to a run and not to one of its steps: notes, series, and counts of what was seen."""
 
@@ -287,9 +309,8 @@ class RunReporter:
         self.flop_count: FlopCount | None = None  # of the step that is under way, where it is the one to be counted
         self._sink = sink
         self._notes: set[tuple[str, str]] = set()
-        self._activity_sent = self._rate_sent = time.perf_counter()
-        self._rows_since_rate = 0
-        self._device = device
+        self._activity_sent = time.perf_counter()
+        self._rate = RowRate(sink, rank, world_size, device)
         self.noise = NoiseReporter(sink.emit)
 
     def note(self, where: str, reason: str) -> None:
@@ -318,19 +339,8 @@ class RunReporter:
         return None if found is None else {name: tuple([flop[slot] for slot in slots]) for name, flop in found.items()}
 
     def add_rows(self, rows: int, step: int, now: float) -> None:
-        """Count the rows of a train step, and send their rate about once a second: rank 0 that of all ranks, and each
-        rank of a group that of its own device."""
-        self._rows_since_rate += rows
-        elapsed = now - self._rate_sent
-        if elapsed < RATE_SECONDS or not self._rows_since_rate:
-            return
-        if self.world_size > 1 and self._device is not None:
-            own = self._rows_since_rate / elapsed
-            self._sink.emit(MetricSample(self._device, "rows_per_second", step, own, time.time()))
-        if self.rank == 0:
-            rate = self._rows_since_rate * self.world_size / elapsed
-            self._sink.emit(MetricSample(-1, "rows_per_second", step, rate, time.time()))
-        self._rows_since_rate, self._rate_sent = 0, now
+        """Count the rows of a train step."""
+        self._rate.add(rows, step, now)
 
     def send_activity_if_due(self, now: float) -> None:
         if now - self._activity_sent > ACTIVITY_SECONDS:

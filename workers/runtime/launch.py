@@ -117,12 +117,15 @@ class AttemptDirectory:
         self.temporary = directory / "temporary"  # holds the path of the directory for temporary files, elsewhere
         self.disk_ledger = directory / "disks.json"  # what it has on its disks, and whether it must end for that
         self.sampled_ranks = directory / "ranks.json"  # which process drives which devices, for the node's samples
-        #: Samples of its hardware. Elsewhere, since the node writes it while the supervisor removes this directory.
-        self.hardware = directory.parent.parent / "hardware" / f"{directory.name}.msgpack"
 
     @classmethod
     def of(cls, state_dir: Path, attempt: AttemptId) -> "AttemptDirectory":
         return cls(state_dir / "attempts" / f"{attempt.tenant}.{attempt.job}.{attempt.number}")
+
+    @property
+    def hardware(self) -> Path:
+        """Samples of its hardware. Elsewhere, since the node writes it while the supervisor removes this directory."""
+        return self.directory.parent.parent / "hardware" / f"{self.directory.name}.msgpack"
 
     def create(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -66,12 +66,11 @@ class DiskWatch:
         self._began = time.time()
         self.low_disk: LowDisk | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="disks", daemon=True)
 
     def start(self) -> None:
         """Look once, and go on in a thread."""
         self._try_to_look()
-        self._thread.start()
+        threading.Thread(target=self._run, name="disks", daemon=True).start()
 
     def stop(self) -> None:
         """Look no more. A look that is under way is not waited for: a disk may not answer."""

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from api.http.auth import PUBLIC, Principal, UnsafeToStart, is_public, load_operator_token
+from api.http.auth import PUBLIC, Principal, is_public, load_operator_token
+from api.http.exposure import UnsafeToStart
 from jobs.model.settings import Settings
 from jobs.store import tokens
 from jobs.store.tokens import Scope

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from api.http.auth import UnsafeToStart
+from api.http.exposure import UnsafeToStart
 from api.http.tls import ServerCertificate, choose_certificate
 from jobs.model.settings import Settings
 from tests.support.certificates import DAY, make_certificate
