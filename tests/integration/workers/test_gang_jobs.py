@@ -171,6 +171,27 @@ def test_a_follower_that_stands_still_is_cut_off_and_its_link_named(nodes: TwoNo
     nodes.ended(job)
 
 
+#: The last rank, which is on the second node, prepares something for ever.
+LEAVES_OTHERS_WAITING = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(4):
+    if step == 3 and dist.get_rank() == 1:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(2))
+"""
+
+
+def test_a_rank_of_the_other_node_that_keeps_all_waiting_is_named_with_its_line(nodes: TwoNodes) -> None:
+    files = {"train.py": LEAVES_OTHERS_WAITING}
+    job = nodes.run_script(files, strategy="ddp", devices=1, nodes=2, limits={"stall_seconds": 2})
+    record = nodes.ended(job)
+    assert record.reason is StateReason.STALLED, record
+    assert "rank 0 waits in all_reduce" in record.message
+    assert "(train.py, line 7, in <module>)" in record.message
+    assert "rank 1 is at train.py, line 6, in <module>" in record.message
+
+
 def test_a_cancel_ends_the_ranks_of_both_nodes(nodes: TwoNodes) -> None:
     job = nodes.long_gang()
     attempt = nodes.attempt(job)

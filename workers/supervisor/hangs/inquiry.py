@@ -1,6 +1,6 @@
 """Asks the ranks of a run that hangs what they wait for: their stacks, by a signal, and the collectives they called."""
 
-import os
+import dataclasses
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.runtime.stacks import STACKS_SIGNAL
 from workers.supervisor.hangs.diagnosis import Hang, RankState, find_hang
-from workers.supervisor.hangs.stacks import find_position
+from workers.supervisor.hangs.stacks import RankPosition, find_position
 
 #: How long the stacks may take to arrive, and the answers of ranks that can give one.
 STACKS_SECONDS = 1.0
@@ -24,7 +24,9 @@ class HangInquiry:
 
     def __init__(self, config: AttemptConfig, ranks: Sequence[RankHandle]) -> None:
         self._ranks = ranks
-        self._root = os.path.realpath(AttemptDirectory.of(config.state_dir, config.attempt).work)
+        work = AttemptDirectory.of(config.state_dir, config.attempt).work
+        #: What the paths of the program's files have in common on all nodes of the attempt.
+        self._below = f"/{work.parent.name}/{work.name}/"
         self._number = 0
         self._began_at: float | None = None
         self._answers: dict[int, Sequence[GroupCalls]] = {}
@@ -58,14 +60,21 @@ class HangInquiry:
     def close(self) -> Hang | None:
         """Why the ranks hang, as far as their answers tell."""
         self._began_at = None
-        return find_hang([self._state_of(rank) for rank in self._ranks], self._root)
+        return find_hang([self._state_of(rank) for rank in self._ranks])
 
     def _state_of(self, rank: RankHandle) -> RankState:
         calls = self._answers.get(rank.number)
         if rank.number in self._last_calls:  # what it answers later has nothing pending any more
             calls = [replace(one, pending=one.pending or one.newest) for one in self._last_calls[rank.number]]
+        return RankState(rank.number, calls, self._position_of(rank), _why_absent(rank))
+
+    def _position_of(self, rank: RankHandle) -> RankPosition | None:
+        """Where it is, with the file as its program names it."""
         position = find_position(rank.stderr_tail.decode(errors="replace"))
-        return RankState(rank.number, calls, position, _why_absent(rank))
+        if position is None or position.frame is None:
+            return position
+        before, _, within = position.frame.file.partition(self._below)
+        return dataclasses.replace(position, frame=dataclasses.replace(position.frame, file=within or before))
 
 
 def _has_failed(rank: RankHandle) -> bool:
