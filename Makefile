@@ -44,6 +44,7 @@ test-full: $(WEB) ## All tests, including slow ones and those that need a GPU
 faults: $(STAMP) ## All tests of tests/faults, including slow ones and random faults (some need root)
 	$(BIN)/pytest tests/faults $(ARGS)
 	$(BIN)/python -m tests.faults.nemesis --seconds 120
+	test "$$(id -u)" -ne 0 || $(BIN)/python -m tests.faults.host_nemesis --seconds 120
 
 gpu-wheels: $(STAMP) ## Download wheels into .gpu-wheels, for a GPU machine without access to a package registry
 	@$(BIN)/python -m tools.gpu_wheels .gpu-wheels

@@ -111,8 +111,9 @@ def _one_token_is_live(scene: _Scene) -> Iterator[str]:
     yield from scene.past.doubles
     commits: Counter[str] = Counter()
     for ref, attempt in scene.past.attempts.items():
-        if len(attempt.claimants) > 1:
-            yield f"attempt {ref} was claimed by {len(attempt.claimants)} supervisors"
+        for part, claimants in attempt.claimants.items():
+            if len(claimants) > 1:
+                yield f"part {part} of attempt {ref} was claimed by {len(claimants)} supervisors"
         if attempt.states != [*dict.fromkeys(attempt.states)]:
             yield f"attempt {ref} went back: {attempt.states}"
         if len(attempt.reasons) > 1:

@@ -4,21 +4,25 @@ The file holds what the scripts did, command by command. A test's server must no
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.inject.resp import end_of, words
 
+#: Fields of parts but the leader's have the part's number behind their names.
+_CLAIMANT = re.compile(r"claimant(\.(?P<part>\d+))?")
 SERVER_OPTIONS = {"appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-percentage": "0"}
 
 
 @dataclass
 class AttemptPast:
-    """One attempt: its states in order, everybody who claimed it, and the reasons that were written."""
+    """One attempt: its states in order, everybody who claimed a part of it, by the number of the part, and the reasons
+    that were written."""
 
     states: list[str] = field(default_factory=list)
-    claimants: set[str] = field(default_factory=set)
+    claimants: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     reasons: list[str] = field(default_factory=list)
 
 
@@ -59,8 +63,9 @@ def _set(past: Past, live: dict[str, str], key: str, fields: Mapping[str, str]) 
 def _set_attempt(attempt: AttemptPast, fields: Mapping[str, str]) -> None:
     if "state" in fields and attempt.states[-1:] != [fields["state"]]:
         attempt.states.append(fields["state"])
-    if fields.get("claimant"):
-        attempt.claimants.add(fields["claimant"])
+    for name, claimant in fields.items():
+        if claimant and (found := _CLAIMANT.fullmatch(name)):
+            attempt.claimants[int(found["part"] or 0)].add(claimant)
     if fields.get("reason") and not ("created" in fields and attempt.reasons == [fields["reason"]]):
         # An upgrade that writes the whole record in its own shape ends nothing again.
         attempt.reasons.append(fields["reason"])

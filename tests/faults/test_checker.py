@@ -64,6 +64,7 @@ def test_a_loss_is_found_unless_the_test_explains_it(world: World, tmp_path: Pat
 WRITES: dict[str, tuple[str, Callable[[World, AttemptId], object]]] = {
     "a second end": ("I6", lambda world, it: _set(world, f"sy:job:{it.job_ref}", "state", "running")),
     "a second claimant": ("I2", lambda world, it: _set(world, f"sy:attempt:{it}", "claimant", "another")),
+    "a second claimant of a part": ("I2", lambda world, it: _claim_part_twice(world, it)),
     "a second reason": ("I2", lambda world, it: _set(world, f"sy:attempt:{it}", "reason", "stalled")),
     "a lease that is left": ("I4", lambda world, it: world.redis.sadd("sy:leases", str(it))),
     "a device that is held": ("I4", lambda world, it: _set(world, "sy:held:n1", "0", str(it))),
@@ -72,6 +73,11 @@ WRITES: dict[str, tuple[str, Callable[[World, AttemptId], object]]] = {
 
 def _set(world: World, key: str, field: str, value: str) -> None:
     world.redis.hset(key, field, value)
+
+
+def _claim_part_twice(world: World, attempt: AttemptId) -> None:
+    for claimant in ("one", "another"):
+        _set(world, f"sy:attempt:{attempt}", "claimant.1", claimant)
 
 
 @pytest.mark.parametrize("what", WRITES)
