@@ -231,7 +231,6 @@ class RankMonitor:
                 self._end.result = record
             case Returned():
                 self._on_program_end(rank, record)
-                return
             case Outcome():
                 self._on_outcome(rank, record)
         self._publisher.add_record(rank.number, record)

@@ -98,4 +98,6 @@ def _advice_on_input(needed: int, run: TimedRun) -> str:
             f"if it has none now, {needed} would keep up"
         )
     where = "num_workers in the DataLoader" if run.is_script else "program.data.num_workers"
-    return f"set {where} to {needed} (now {run.num_workers}), or make a batch cheaper"
+    # To start workers anew for each pass, and to hand over what is in memory anyway, may take longer than it saves.
+    fewer = "; if its rows are in memory anyway, try 0, too" if run.num_workers else ""
+    return f"set {where} to {needed} (now {run.num_workers}), or make a batch cheaper{fewer}"

@@ -266,3 +266,33 @@ def test_the_times_of_ranks_are_those_of_a_stop_watch_and_add_up(service: Servic
     assert slow["data_wait_ms"]["total"] >= 90 * 60
     assert service.report(job)["verdict"].startswith("Device 1 holds the others up")
     assert service.report(job)["balance"]["cause"] == "input"
+
+
+RESTS = """
+import json, subprocess, sys, time
+
+began = time.perf_counter()
+if sys.argv[1] == "starts the one that trains":
+    subprocess.run([sys.executable, "train.py", "trains"], check=True, stdout=subprocess.DEVNULL)
+else:
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    time.sleep(1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+    time.sleep(1)
+print(json.dumps(time.perf_counter() - began))
+"""
+
+
+@pytest.mark.parametrize("how", ["trains", "starts the one that trains"])
+def test_a_device_has_its_whole_programs_time_also_that_before_and_after_its_steps(service: Service, how: str) -> None:
+    job = service.run_script({"train.py": RESTS}, how)
+    assert service.ended(job).state is JobState.SUCCEEDED
+    (device,) = service.report(job)["per_device"]
+    assert device["wall_ms"] == pytest.approx(1000 * json.loads(service.text(job)), rel=0.03, abs=100)
+    assert sum(device[name]["total"] for name in TIME_PARTS if device[name]) == pytest.approx(device["wall_ms"])

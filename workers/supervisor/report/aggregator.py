@@ -137,6 +137,8 @@ class Aggregator(ABC):
             self._uncounted += len(steps)
             return []
         process.last_step_at = steps[-1].at
+        if process.source and (starter := self._processes.get(process.origin, 0)) is not None:
+            starter.last_step_at = steps[-1].at  # it runs at least as long, and may take no step itself
         parts: list[tuple[Step, StepPart]] = []
         lines: list[ShardLine] = []
         for (phase, ids), group in groupby(steps, key=attrgetter("phase", "splits")):

@@ -190,8 +190,9 @@ def test_a_script_that_waits_for_its_input_is_told_how_many_workers_it_has(worke
     (finding,) = [one for one in script.make_report(final=False).findings if one.code == "input-bound"]
 
     needed = {0: 2, 2: 5}[workers]  # 30 ms for a batch, or 100 ms of two processes, and 20 ms for the rest of a step
+    fewer = {0: "", 2: "; if its rows are in memory anyway, try 0, too"}[workers]
     assert finding.suggestion == (
-        f"set num_workers in the DataLoader to {needed} (now {workers}), or make a batch cheaper"
+        f"set num_workers in the DataLoader to {needed} (now {workers}), or make a batch cheaper{fewer}"
     )
     assert finding.numbers["num_workers"] == workers
 
