@@ -25,7 +25,8 @@ def norm_facts(processes: Sequence[ProcessState]) -> dict[str, NormFacts]:
 
 
 def find_small_shards(seen: ScriptObservations) -> Iterator[Finding]:
-    ranks = len(seen.trainers)
+    # The batch of a step is that of all ranks only where they train one model.
+    ranks = len(seen.trainers) if all(process.averages_gradients for process in seen.trainers) else 1
     for module, norms in norm_facts(seen.trainers).items():
         full = max(seen.divided.get(module, ()), key=sum, default=())
         problem = small_shard_problem(norms, full * ranks if len(full) == 1 else full) if full else None

@@ -320,7 +320,7 @@ def _sampler_padding(seen: ScriptObservations) -> Iterator[Finding]:
             "info",
             f"{ranks} ranks of {read:,} rows read {read * ranks:,} rows of {rows:,}: "
             f"{repeated:,} {'is a repeat' if repeated == 1 else 'are repeats'}, in every pass",
-            _without_padding(rows, ranks),
+            _without_padding(rows, ranks, load.sampler),
         )
         return
 
@@ -348,9 +348,14 @@ def _dropped_rows(seen: ScriptObservations) -> Iterator[Finding]:
         return
 
 
-def _without_padding(rows: int, ranks: int) -> str:
+def _without_padding(rows: int, ranks: int, sampler: str) -> str:
     left = count_of(rows % ranks, "row")
     dropping = f"pass drop_last=True to the DistributedSampler, which leaves {left} out of each pass"
+    if sampler != "DistributedSampler":
+        dropping = (
+            f"have what shares the rows out among ranks repeat none, or leave {left} out of each pass (for accelerate: "
+            "even_batches=False, or drop_last=True in the DataLoader)"
+        )
     fewer = next((n for n in range(ranks - 1, 1, -1) if rows % n == 0), None)
     return dropping if fewer is None else f"{dropping}, or ask for {fewer} devices"
 

@@ -117,6 +117,15 @@ def test_statistics_of_few_rows_are_found_where_the_batch_has_more(rows: int, ra
     assert ("batchnorm-small-shard" in found) is expected
 
 
+def test_ranks_that_share_no_model_have_no_common_batch_to_take_statistics_from() -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        said = [joined(rank, 2), NormLayers("", "Net", 3), *steps([[8]] * 10, [rank])]
+        feed(script, [*said, activity(10, 10)], rank)
+    end(script, 2)
+    assert "batchnorm-small-shard" not in findings(script.make_report(final=True))
+
+
 def test_a_rank_that_failed_on_a_single_row_is_named() -> None:
     said = "Expected more than 1 value per channel when training, got input size torch.Size([1, 64])"
     script = told("ddp", 2)

@@ -1,10 +1,11 @@
 """What a script's report says is wrong, and what to change in the script: each case as its records come."""
 
 import pytest
+from msgspec.structs import replace
 
 from jobs.protocol.probe_records import Activity, Joining, Wrapped
 from jobs.protocol.records import Note, Outcome, Returned, Step
-from shardyard.contract.report import Report
+from shardyard.contract.report import Finding, Report
 from tests.support.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 
@@ -413,17 +414,27 @@ def test_dropping_the_rest_is_suggested_only_where_it_is_known_to_help() -> None
     assert findings(unequal(complete=False))["uneven-mean-of-means"].suggestion.startswith("weight each rank's loss")
 
 
-def test_a_sampler_that_repeats_rows_is_told_by_its_numbers() -> None:
+def padded(sampler: str) -> Finding:
     script = told("ddp", 4)
     for rank in range(4):
         said = [joined(rank, 4), DDP, *steps([[23]], [rank])]
-        feed(script, [*said, loaded(23, 30, 90, shard=(rank, 4), digest=rank), activity()], rank)
-    finding = findings(final(script, 4))["sampler-padding"]
+        read = replace(loaded(23, 30, 90, shard=(rank, 4), digest=rank), sampler=sampler)
+        feed(script, [*said, read, activity()], rank)
+    return findings(final(script, 4))["sampler-padding"]
 
+
+def test_a_sampler_that_repeats_rows_is_told_by_its_numbers() -> None:
+    finding = padded("DistributedSampler")
     assert finding.message == "4 ranks of 23 rows read 92 rows of 90: 2 are repeats, in every pass"
     assert finding.suggestion == (
         "pass drop_last=True to the DistributedSampler, which leaves 2 rows out of each pass, or ask for 3 devices"
     )
+
+
+def test_nobody_is_told_to_change_a_sampler_that_is_not_there() -> None:
+    suggestion = padded("SeedableRandomSampler").suggestion
+    assert "DistributedSampler" not in suggestion
+    assert "even_batches=False" in suggestion
 
 
 @pytest.mark.parametrize(
