@@ -216,7 +216,8 @@ function useList(wanted: URLSearchParams) {
   useEffect(() => {
     setNext(null);
     setFresh(0);
-    void load(null);
+    const first = load(null);
+    let followed = false;
     return follow(
       "/v1/events",
       {
@@ -229,7 +230,12 @@ function useList(wanted: URLSearchParams) {
         gone: (gone: { job_id: string }) => setJobs((before) => before && before.filter((job) => job.id !== gone.job_id)),
         resync: () => void (known.current.length > PAGE ? refresh() : load(null)),
       },
-      setLive,
+      (now) => {
+        setLive(now);
+        if (!now || followed) return;
+        followed = true;
+        void first.then(() => load(null)); // what happened before there was a stream is in none of its events
+      },
     );
   }, [key]);
   useEffect(() => {
