@@ -10,17 +10,14 @@ Answers of the API are status polls over one connection, one every 20 ms. On a m
 the core that is free; a training run that wants both shares that one with it, as with any other job.
 """
 
-import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 from benchmarks.comparing import Figure, Say, Scale, at_most, share_of
 from benchmarks.connection import Connection
-from benchmarks.service import Service, service
+from benchmarks.service import Service, environment, service
 
 TITLE = "A training run beside a job that goes wrong"
 BESIDE, ALONE = "beside it", "without it"
@@ -49,7 +46,7 @@ ANSWER_SECONDS = 0.1
 def run(scale: Scale, say: Say) -> list[Figure]:
     steps: dict[str, dict[str, list[float]]] = {}
     answers: dict[str, dict[str, list[float]]] = {}
-    with _environment(LIMITS), service("cpu:2") as running:
+    with environment(LIMITS), service("cpu:2") as running:
         training = running.client.submit_script(PROGRAMS / "steady_training.py", devices=1)
         with Polls(running, training.id) as polls, Connection(running.url, running.token) as to:
             while not _rates(to, training.id):
@@ -126,14 +123,3 @@ def _rates(to: Connection, job: str) -> list[tuple[float, float]]:
     """Moments, and the steps per second of the half second before each."""
     lines = to.get(f"/v1/jobs/{job}/logs?stream=stdout&tail=1000")[1]["lines"]
     return [(float(at), float(rate)) for at, rate in (line["text"].split() for line in lines)]
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

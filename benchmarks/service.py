@@ -1,9 +1,10 @@
 """A service of the benchmark's own: `shardyard up` with the product's defaults, in a temporary directory."""
 
 import io
+import os
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,18 @@ def service(devices: str = "cpu:2", *options: str) -> Iterator[Service]:
         Client(local.url, _token(local)) as client,
     ):
         yield Service(local.url, _token(local), Path(directory), local.pid, client)
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """What is started in here has these variables."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def linear_spec(strategy: str = "ddp", devices: int = 2, **program: Any) -> dict[str, Any]:

@@ -26,7 +26,6 @@ for each of which the service writes lines into the log. Each round has a servic
 forkserver lies makes steps of all its ranks shorter or longer by up to 3 %.
 """
 
-import os
 import select
 import subprocess
 import tempfile
@@ -46,7 +45,7 @@ import torch
 from benchmarks import peers
 from benchmarks.comparing import Figure, Say, Scale, in_turns, share_of
 from benchmarks.machine import family, thread_cpu_seconds
-from benchmarks.service import Service, service
+from benchmarks.service import Service, environment, service
 from shardyard.contract.responses import JobStatus
 from workers.training.recipes import data as recipes
 
@@ -341,15 +340,8 @@ def _require_success(status: JobStatus) -> None:
 @contextmanager
 def data_root(place: Path) -> Iterator[None]:
     """The service that is started in here reads data files below `place`."""
-    before = os.environ.get("SHARDYARD_DATA_ROOT")
-    os.environ["SHARDYARD_DATA_ROOT"] = str(place)
-    try:
+    with environment({"SHARDYARD_DATA_ROOT": str(place)}):
         yield
-    finally:
-        if before is None:
-            del os.environ["SHARDYARD_DATA_ROOT"]
-        else:
-            os.environ["SHARDYARD_DATA_ROOT"] = before
 
 
 def write_digits(path: Path) -> None:

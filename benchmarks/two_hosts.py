@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.service import Service, service
+from benchmarks.service import Service, environment, service
 from shardyard.service import embedded_redis
 from shardyard.service.processes import ServiceError
 from shardyard.service.secret_key_file import find_key_file
@@ -76,7 +76,7 @@ def service_over(hosts: TwoHosts, devices: str = "cpu:1") -> Iterator[Service]:
             f"SHARDYARD_{name}_URL": stack.enter_context(_redis(role, directory, port))
             for name, role, port in (("REDIS", "control", 6379), ("TELEMETRY", "telemetry", 6380))
         }
-        stack.enter_context(_environment({"SHARDYARD_NODE": "first", "SHARDYARD_NODE_ADDRESS": ADDRESSES[0]} | urls))
+        stack.enter_context(environment({"SHARDYARD_NODE": "first", "SHARDYARD_NODE_ADDRESS": ADDRESSES[0]} | urls))
         running = stack.enter_context(service(devices))
         second = {
             "SHARDYARD_NODE": "second",
@@ -127,17 +127,6 @@ def _worker(command: list[str], settings: dict[str, str], output: Path) -> Itera
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @contextmanager
