@@ -32,6 +32,7 @@ NAMES: tuple[str, ...] = (
     "ends",
     "exits",
     "hosts",
+    "many_ranks",
     "neighbours",
     "short_jobs",
     "training",

@@ -26,7 +26,7 @@ from jobs.protocol.packets import AnyRecord, batch_steps
 from jobs.protocol.records import BatchSplit, DeviceInfo, MetricSample, Outcome, Outline, Step
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper

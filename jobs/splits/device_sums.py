@@ -26,12 +26,13 @@ Column = list[float | None]
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one device got and did in each of several steps that were divided alike; `steps` is `None` when its rank
-    sent nothing. Values that are no measurements are `None` in the columns."""
+    sent nothing, or no times. Values that are no measurements are `None` in the columns."""
 
     rows: int | None
     steps: Sequence[Step] | None
     position: int = 0  # of the device within the steps' per-device fields
     tokens: int | None = None  # None: its inputs are no token ids
+    untimed: int = 0  # steps beside these of which it sent no times
 
     def batch_waits_ms(self) -> Column:
         """How long the process waited for the batch."""
@@ -72,7 +73,7 @@ class Share:
         """Of some of the steps."""
         steps = self.steps
         chosen_steps = None if steps is None else [steps[index] for index in chosen]
-        return self if steps is None else Share(self.rows, chosen_steps, self.position, self.tokens)
+        return self if steps is None else Share(self.rows, chosen_steps, self.position, self.tokens, self.untimed)
 
     def is_counted(self) -> list[bool]:
         """Of which steps the FLOP were counted, so that they have no times; empty where there is none."""
@@ -162,6 +163,12 @@ class DeviceSums(msgspec.Struct, array_like=True):
     covered_cycles_ms: float = 0.0
     joint_steps: int = 0  # that are in `joint_backward_ms`
     work: WorkSums = msgspec.field(default_factory=WorkSums)
+    untimed_steps: int = 0  # whose times were left out
+
+    @property
+    def unmeasured_steps(self) -> int:
+        """Steps that have no times at all."""
+        return self.work.counted_steps + self.untimed_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +285,7 @@ def add_share(device: DeviceSums, share: Share, count: int) -> None:
     device.rows += (share.rows or 0) * count
     is_counted = share.is_counted()
     device.work.add(share, count, is_counted)
+    _add_untimed(device, share)
     if share.steps is None:
         return
     peaks = known_values(share.column([step.memory_peak_bytes for step in share.steps]))
@@ -301,6 +309,17 @@ def add_share(device: DeviceSums, share: Share, count: int) -> None:
     device.backward.add_all(_spent(backward, is_counted, joint))
     device.forward_rows += (share.rows or 0) * len(known_values(forward))
     device.backward_rows += (share.rows or 0) * len(known_values(backward))
+
+
+def _add_untimed(device: DeviceSums, share: Share) -> None:
+    """Add the steps of which no times were sent: they took what the others did."""
+    untimed = share.untimed + len([step for step in share.steps or () if step.step_ms < 0])
+    if not untimed:
+        return
+    device.untimed_steps += untimed
+    whole = (device.data_wait, device.optimizer, device.comm)
+    for estimate in whole if share.rows == 0 else (*whole, device.forward, device.backward):
+        estimate.add_missed(untimed)
 
 
 def _spent(column: Column, is_counted: Sequence[bool], joint: Column | None = None) -> Column:

@@ -37,6 +37,10 @@ class TimeEstimate(msgspec.Struct, array_like=True):
         self.late_total = sum(late, self.late_total)
         self.late_squares = sum([value * value for value in late], self.late_squares)
 
+    def add_missed(self, steps: int) -> None:
+        """Add so many steps in which the time was spent and not measured."""
+        self.steps += steps
+
     @property
     def measured(self) -> int:
         """Steps that were measured."""

@@ -29,6 +29,8 @@ _NODES = "resources.nodes"
 _STRAGGLER = "program.straggler"
 
 
+#: Changes of one kind that are tried: one for each number of devices would be very many for a large job.
+MAX_TRIED = 64
 #: Dotted path in the spec -> new value; `None` means: leave the field out.
 _Change = Mapping[str, Any]
 
@@ -220,7 +222,8 @@ def _ddp_would_fit(spec: JobSpec) -> bool:
 
 def _suggest_change(spec: JobSpec, rows: int | None, code: str, norms: NormFacts | None) -> str:
     for candidates in _REMEDIES[code]:
-        working = (change for change in candidates(spec, rows) if _change_helps(spec, change, rows, code, norms))
+        tried = islice(candidates(spec, rows), MAX_TRIED)
+        working = (change for change in tried if _change_helps(spec, change, rows, code, norms))
         best = list(islice(working, 2))
         if best:
             return _describe_changes(best) + _describe_dropped(spec, best[0], rows)

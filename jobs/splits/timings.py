@@ -86,7 +86,7 @@ class Measures:
         self.sums.steps += count
         for device, share in zip(self.sums.devices, shares, strict=True):
             add_share(device, share, count)
-        self._add_balance(shares, count)
+        self._add_balance(shares, max((len(share.steps or ()) for share in shares), default=0))
         self._add_primitives(shares)
         self._add_history(shares)
 
@@ -209,14 +209,14 @@ class Measures:
         """`walls_ms`: for each device how long its program has run so far; where that is not known it is the time
         from step to step."""
         counted = self._rows()
-        total = sum(counted) if counted is not None else 0
+        total = sum(counted) if counted is not None else None
         return tuple(
             self._device(index, device, walls_ms[index] if index < len(walls_ms) else None, total, facts)
             for index, device in enumerate(self.sums.devices)
         )
 
     def _device(
-        self, index: int, device: DeviceSums, wall_ms: float | None, total_rows: int, facts: WorkFacts
+        self, index: int, device: DeviceSums, wall_ms: float | None, total_rows: int | None, facts: WorkFacts
     ) -> DeviceMeasures:
         wall_ms = device.cycles_ms or None if wall_ms is None else wall_ms
         parts = device.forward, device.backward, device.data_wait, device.optimizer
@@ -231,7 +231,7 @@ class Measures:
         return DeviceMeasures(
             device=index,
             rows=None if device.uncounted_steps else device.rows,
-            share=_round_ratio(device.rows, total_rows) if self._rows() is not None else None,
+            share=_round_ratio(device.rows, total_rows) if total_rows is not None else None,
             steps=device.steps,
             idle_steps=device.idle_steps,
             forward_ms=forward,
@@ -251,7 +251,7 @@ class Measures:
         comm = estimated_timing(device.comm)
         if comm is None or not device.joint_backward_ms or not device.joint_steps:
             return comm
-        joint_ms = device.joint_backward_ms * (1 + device.work.counted_steps / device.joint_steps)
+        joint_ms = device.joint_backward_ms * (1 + device.unmeasured_steps / device.joint_steps)
         total = max(0.0, joint_ms - device.backward.total)
         return _as_timing(device.comm.sketch, total, device.backward.error)
 

@@ -26,7 +26,8 @@ def describe_run(devices: Sequence[DeviceMeasures], what_if: WhatIf | None) -> s
         return "No step has been measured."
     if what_if is not None and what_if.ratio >= SLOWED_FROM:
         return _describe_slowness(what_if)
-    share = {name: sum(parts.get(name, 0.0) for parts in spent) / whole for parts in spent for name in parts}
+    names = {name for parts in spent for name in parts}
+    share = {name: sum([parts.get(name, 0.0) for parts in spent]) / whole for name in names}
     work = sum(share.get(name, 0.0) for name in ("forward_ms", "backward_ms", "optimizer_ms"))
     notable = [
         (share[name], words)

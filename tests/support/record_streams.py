@@ -7,7 +7,7 @@ from jobs.model.spec import JobSpec
 from jobs.protocol.packets import AnyRecord
 from jobs.protocol.records import BatchSplit, Outcome, Step
 from jobs.splits.plan import Run, epoch_steps, evaluation_batches, predict_splits
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.shard_lines import ShardLine
 

@@ -19,7 +19,7 @@ from shardyard.contract.report import Report
 from tests.support.training_runs import Kept, context_of, spec_of
 from workers.runtime.commands import CONTINUE
 from workers.runtime.context import CheckpointAccess, StopTraining
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry
 

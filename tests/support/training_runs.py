@@ -11,7 +11,7 @@ from jobs.protocol.records import Outcome, Record, Result
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.context import RankContext, RankDevice
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry
 

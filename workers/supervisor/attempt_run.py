@@ -48,7 +48,7 @@ from workers.supervisor.link.errors import JoinInterrupted
 from workers.supervisor.link.messages import Start
 from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.redaction import SecretRedactor
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 from workers.supervisor.telemetry.hardware_relay import write_sampled_ranks

@@ -47,6 +47,7 @@ from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, End
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier, name_hang
 from workers.supervisor.ending.training_hints import is_collective_timeout, may_have_lost_peer
 from workers.supervisor.event_loop import EventLoop
+from workers.supervisor.gang.block_pace import LeaderSteps
 from workers.supervisor.gang.followers import FollowerEvents, Followers, LostPart
 from workers.supervisor.gang.outcomes import outcome_of_failed_part, outcome_of_lost_part
 from workers.supervisor.hangs.diagnosis import Hang
@@ -58,6 +59,7 @@ from workers.supervisor.profile_collector import ProfileCollector
 from workers.supervisor.rank_activity import RankActivity
 from workers.supervisor.rank_reader import RankReader
 from workers.supervisor.redaction import SecretRedactor
+from workers.supervisor.report.step_blocks import StepBlock
 from workers.supervisor.stall_detector import StallDetector, StallReporter
 from workers.supervisor.stop_sequence import StopSequence
 from workers.supervisor.teardown import TeardownTimer
@@ -71,6 +73,8 @@ UNSEEN = (
     "no forward and no step was seen, while programs that the script started computed for {:.1f} s: if they trained, "
     "they ran with an environment of their own or in another Python, where the probe does not follow"
 )
+#: What a block of steps counts for among the records of an attempt: about its size.
+BLOCK_BYTES = 200
 #: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
 TICK_SECONDS = 0.1
 #: The death of a rank that is dying may be visible this much later than the broken connection that it gave its peers,
@@ -105,6 +109,7 @@ class RankMonitor:
         self._publisher = publisher
         self._followers = followers
         self._coordinator = self._make_coordinator(checkpoints) if checkpoints is not None else None
+        self._steps = LeaderSteps(config.ranks if followers is not None else (), len(ranks))
         self._loop = EventLoop()
         self._reader = RankReader(
             self._loop,
@@ -202,6 +207,8 @@ class RankMonitor:
     def _follower_events(self) -> FollowerEvents:
         return FollowerEvents(
             records=self._reader.take_records,
+            block=self._on_block,
+            corrupt=self._on_corrupt_channel,
             output=self._reader.take_remote_output,
             descendant=self._on_descendant_record,
             descendant_ended=self._publisher.source_ended,
@@ -212,6 +219,8 @@ class RankMonitor:
         )
 
     def _on_record(self, rank: RankHandle, record: StepBatch | SingleRecord) -> None:
+        if not isinstance(record, StepBatch):
+            self._publisher.add_steps(rank.number, self._steps.flush(rank.number))
         self._note_activity(rank.number, record)
         if self._coordinator is not None:
             for one in record.steps if isinstance(record, StepBatch) else (record,):
@@ -233,7 +242,19 @@ class RankMonitor:
                 self._on_program_end(rank, record)
             case Outcome():
                 self._on_outcome(rank, record)
-        self._publisher.add_record(rank.number, record)
+        if isinstance(record, StepBatch):
+            self._publisher.add_metrics(rank.number, record)
+            self._publisher.add_steps(rank.number, self._steps.add(rank.number, record.steps))
+        else:
+            self._publisher.add_record(rank.number, record)
+
+    def _on_block(self, rank: RankHandle, block: StepBlock) -> None:
+        """A rank of another node has taken so many steps."""
+        self._reader.limits.records.add(BLOCK_BYTES)
+        self._note_activity(rank.number, StepBatch([block.last]))
+        if self._coordinator is not None:
+            self._coordinator.on_record(rank.number, block.last, monotonic())
+        self._publisher.add_steps(rank.number, [block])
 
     def _on_descendant_record(self, rank: int, record: StepBatch | SingleRecord, source: int) -> None:
         self._note_activity(rank, record)
@@ -275,6 +296,7 @@ class RankMonitor:
             return
         self._loop.unregister(rank.pidfd)
         self._reader.drain_records(rank)
+        self._publisher.add_steps(rank.number, self._steps.flush(rank.number))
         if self._descendants is not None:
             self._descendants.drain()  # they sent what they had before the rank could know that they ended
             if not self._reader.activity.has_worked(rank.number) and rank.children_seconds > UNSEEN_SECONDS:
@@ -341,7 +363,7 @@ class RankMonitor:
             others = [other for other in self._local_ranks if other is not rank and other.is_alive]
             await_death([other for other in others if other.is_dying], DEATH_SECONDS)
             if self._followers is not None and may_have_lost_peer(outcome):
-                self._followers.await_deaths(self._loop, DEATH_SECONDS)
+                self._followers.await_deaths(DEATH_SECONDS)
         silent = next((one for one in self._ranks if one.reap() and not self._has_reported(one)), None)
         failure = RankFailure(rank.number, outcome) if silent is None else RankFailure(silent.number, None)
         return self._end.keep_first_failure(failure)
@@ -356,6 +378,7 @@ class RankMonitor:
     def _on_tick(self, now: float) -> None:
         if self._followers is not None:
             self._followers.on_tick(now, self._loop)
+            self._set_block_size(self._followers)
         self._check_checkpoints(now)
         self._profiles.on_tick(now)
         self._stalls.finish_asking(now)
@@ -369,6 +392,13 @@ class RankMonitor:
             self._check_work(now)
         elif self._end.is_overdue(now):
             self._stop.kill_ranks(now)
+
+    def _set_block_size(self, followers: Followers) -> None:
+        if (change := self._steps.change_size()) is not None:
+            size, held = change
+            followers.set_block_size(size)
+            for rank, steps in held.items():
+                self._publisher.add_steps(rank, steps)
 
     def _end_over_limit(self, now: float, *, at_once: bool = False) -> bool:
         """End the ranks where they use more than they may; whether they do. `at_once`: measure now."""

@@ -22,7 +22,7 @@ from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.commands import CONTINUE
 from workers.runtime.context import ChannelSink, CheckpointAccess, RankContext, RankDevice
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 T = TypeVar("T", bound=Record)

@@ -68,6 +68,19 @@ def test_a_job_trains_over_both_nodes_and_one_report_has_all_devices(nodes: TwoN
     ]
 
 
+def test_steps_that_come_fast_are_told_in_blocks_and_their_rows_are_exact(nodes: TwoNodes) -> None:
+    job = nodes.gang(devices=1, steps=1500, rows=6)
+    record = nodes.ended(job)
+    assert record.state is JobState.SUCCEEDED, record
+    report = nodes.report(job)
+    assert [(pattern["rows"], pattern["steps"]) for pattern in report["patterns"]] == [([6, 6], 1500)]
+    assert [(place["rows"], place["steps"]) for place in report["per_device"]] == [(9000, 1500)] * 2
+    measured = [place["forward_ms"]["measured_steps"] for place in report["per_device"]]
+    assert all(128 < count < 1500 for count in measured), measured
+    assert "and the total is an estimate for all" in report["notes"]["per_device.forward_ms"]
+    assert report["prediction"]["matches"] is True
+
+
 def test_the_report_has_what_both_nodes_have_sampled_of_their_devices(nodes: TwoNodes) -> None:
     job = nodes.gang(steps=100, seconds=0.03)
     assert nodes.ended(job).state is JobState.SUCCEEDED

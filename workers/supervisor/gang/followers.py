@@ -8,7 +8,7 @@ its node, proves that.
 
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from jobs.files import paths
 from jobs.model.parts import ranks_of_part
 from jobs.model.records import DeviceRecord
 from jobs.protocol.packets import DESCENDANT_PACKET_BYTES, PacketDecoder, SingleRecord, StepBatch, batch_steps
+from jobs.protocol.records import Outcome, Returned
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.checkpoints.assembly import DraftSource
 from workers.supervisor.event_loop import EventLoop
@@ -30,6 +31,7 @@ from workers.supervisor.limits.record_bounds import bound_record
 from workers.supervisor.link.connection import Link
 from workers.supervisor.link.errors import LinkClosed
 from workers.supervisor.link.messages import (
+    BlockSize,
     DescendantBytes,
     DescendantEnded,
     HardwareSamples,
@@ -38,11 +40,14 @@ from workers.supervisor.link.messages import (
     Over,
     PartFailed,
     PartSwept,
+    RankBlock,
     RankBytes,
+    RankCorrupt,
     RankEnded,
     RankOutput,
     Start,
 )
+from workers.supervisor.report.step_blocks import StepBlock
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +86,8 @@ class FollowerEvents:
     """Who takes what followers send."""
 
     records: Callable[[RemoteRank, bytes], None]
+    block: Callable[[RemoteRank, StepBlock], None]
+    corrupt: Callable[[RemoteRank, str], None]
     output: Callable[[RemoteRank, int, str, bytes], None]
     descendant: Callable[[int, StepBatch | SingleRecord, int], None]
     descendant_ended: Callable[[int, int], None]
@@ -113,7 +120,6 @@ class Followers:
         self._parts = {part: _make_follower(config, part, link) for part, link in sorted(links.items())}
         self._events: FollowerEvents | None = None
         self._lost: LostPart | None = None
-        self._is_waiting = False
 
     # -- before the ranks start ------------------------------------------------------------------------
 
@@ -150,6 +156,10 @@ class Followers:
             found.append(DraftSource(paths.drafts_dir(attempt, part), numbers, None if uid < 0 else uid))
         return found
 
+    def set_block_size(self, steps: int) -> None:
+        """Have the followers put so many steps into a block from now on."""
+        self._send_all(BlockSize(steps))
+
     def start_ranks(self, start: Start) -> None:
         self._send_all(start)
 
@@ -167,6 +177,7 @@ class Followers:
         for follower in self._parts.values():
             if follower.is_lost:
                 continue
+            self._take(follower, [])
             with suppress(LinkClosed):  # which is found out when it is read
                 follower.link.beat_if_due(now)
                 follower.link.flush()
@@ -174,17 +185,14 @@ class Followers:
             if silence > self._silence_seconds:
                 self._lose(follower, loop, f"nothing was heard of it for {silence:.0f} s", is_silent=True)
 
-    def await_deaths(self, loop: EventLoop, seconds: float) -> None:
-        """Take what followers send for so long, or until a rank of theirs is dead: its peers may know of that first."""
-        if self._is_waiting:
-            return  # what was taken in here has led to here
-        self._is_waiting = True
+    def await_deaths(self, seconds: float) -> None:
+        """Wait for so long, or until a rank of theirs is known to have died without a report: its peers may know of
+        that first. What followers send meanwhile is taken afterwards."""
         deadline = monotonic() + seconds
         while monotonic() < deadline and all(rank.is_alive for rank in self.ranks):
-            for follower in self._parts.values():
-                self._receive(follower, loop)
+            if not all(_read_ahead(follower) for follower in self._parts.values() if not follower.is_lost):
+                return
             sleep(_POLL_SECONDS)
-        self._is_waiting = False
 
     # -- the end ----------------------------------------------------------------------------------------
 
@@ -263,7 +271,15 @@ class Followers:
                 events.failure(follower.node, message)
             case HardwareSamples():
                 events.samples(follower.part, message.data)
-            case RankBytes() | RankOutput() | RankEnded() | DescendantBytes() | DescendantEnded():
+            case (
+                RankBytes()
+                | RankBlock()
+                | RankCorrupt()
+                | RankOutput()
+                | RankEnded()
+                | DescendantBytes()
+                | DescendantEnded()
+            ):
                 rank = next((one for one in follower.ranks if one.number == message.rank), None)
                 if rank is None:
                     log.warning("rank_of_another_part", node=follower.node, rank=message.rank)
@@ -311,14 +327,43 @@ def _send(follower: _Follower, message: Message) -> None:
             follower.link.send(message)
 
 
+def _read_ahead(follower: _Follower) -> bool:
+    """Read what has come, and note which ranks have died without a report. False where the link is broken."""
+    try:
+        messages = follower.link.receive()
+    except LinkClosed:
+        return False
+    follower.inbox.extend(messages)
+    for message in messages:
+        if isinstance(message, RankEnded) and not _has_reported(follower.inbox, message.rank):
+            for rank in follower.ranks:
+                if rank.number == message.rank:
+                    rank.end(message)
+    return True
+
+
+def _has_reported(inbox: Iterable[Message], rank: int) -> bool:
+    """Whether a rank says in one of these messages how it has ended."""
+    data = b"".join(message.data for message in inbox if isinstance(message, RankBytes) and message.rank == rank)
+    with suppress(ValueError):
+        return any(
+            isinstance(record, (Outcome, Returned)) for packet in PacketDecoder().feed(data) for record in packet
+        )
+    return False
+
+
 def _pass_on_rank(
     rank: RemoteRank,
     events: FollowerEvents,
-    message: RankBytes | RankOutput | RankEnded | DescendantBytes | DescendantEnded,
+    message: RankBytes | RankBlock | RankCorrupt | RankOutput | RankEnded | DescendantBytes | DescendantEnded,
 ) -> None:
     match message:
         case RankBytes():
             events.records(rank, message.data)
+        case RankBlock():
+            events.block(rank, message.block)
+        case RankCorrupt():
+            events.corrupt(rank, message.why)
         case RankOutput():
             events.output(rank, message.device, message.stream, message.data)
         case RankEnded():

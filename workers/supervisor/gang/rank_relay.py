@@ -23,6 +23,7 @@ from workers.supervisor.descendants import DescendantServer
 from workers.supervisor.ending.oom import count_oom_kills
 from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.event_loop import EventLoop, read_waiting
+from workers.supervisor.gang.block_pace import RecordRelay
 from workers.supervisor.gang.followers import bearable_silence
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.limits.breach import outcome_of_breach
@@ -30,16 +31,16 @@ from workers.supervisor.limits.limit_watch import LimitWatch
 from workers.supervisor.link.connection import Link
 from workers.supervisor.link.errors import LinkClosed
 from workers.supervisor.link.messages import (
+    BlockSize,
     CallsRequest,
-    Cuttable,
     DescendantBytes,
     DescendantEnded,
     HardwareSamples,
     Message,
     Over,
     PartFailed,
-    RankBytes,
     RankCommand,
+    RankCorrupt,
     RankEnded,
     RankOutput,
     RankSignal,
@@ -75,6 +76,7 @@ class RankRelay:
         self._lease = lease
         self._link = link
         self._limits = limits
+        self._records = {rank.number: RecordRelay(rank.number, self.send) for rank in ranks}
         self._loop = EventLoop()
         self._descendants: DescendantServer | None = None
         self._cgroups = read_record(AttemptDirectory.of(config.state_dir, config.attempt).cgroup)
@@ -130,14 +132,26 @@ class RankRelay:
     # -- what ranks send -------------------------------------------------------------------------------
 
     def _send_records(self, rank: RankHandle) -> None:
-        self._send_all(RankBytes(rank.number, self._loop.read_ready(rank.channel)))
+        self._add_records(rank, self._loop.read_ready(rank.channel))
+
+    def _add_records(self, rank: RankHandle, data: bytes) -> None:
+        relay = self._records.get(rank.number)
+        if relay is None:
+            return  # it has sent what were no records
+        try:
+            relay.add(data)
+        except ValueError as error:
+            log.error("channel_corrupt", rank=rank.number, error=str(error)[:500])
+            del self._records[rank.number]
+            self._loop.unregister(rank.channel)
+            self.send(RankCorrupt(rank.number, str(error)[:500]))
 
     def _send_output(self, rank: RankHandle, output: OutputPipe) -> None:
         if self._loop.watches(rank.channel):  # the log has records and lines in the order in which they were sent
             self._send_records(rank)
-        self._send_all(RankOutput(rank.number, output.device, output.stream, self._loop.read_ready(output.fd)))
+        self._send_text(RankOutput(rank.number, output.device, output.stream, self._loop.read_ready(output.fd)))
 
-    def _send_all(self, message: Cuttable) -> None:
+    def _send_text(self, message: RankOutput) -> None:
         for piece in split(message):
             self.send(piece)
 
@@ -158,12 +172,14 @@ class RankRelay:
             return
         self._loop.unregister(rank.pidfd)
         for data in self._loop.read_rest(rank.channel):
-            self._send_all(RankBytes(rank.number, data))
+            self._add_records(rank, data)
+        if rank.number in self._records:
+            self._records[rank.number].flush()
         if self._descendants is not None:
             self._descendants.drain()
         for output in rank.outputs:
             for data in read_waiting(output.fd):
-                self._send_all(RankOutput(rank.number, output.device, output.stream, data))
+                self._send_text(RankOutput(rank.number, output.device, output.stream, data))
         assert rank.status is not None
         has_oom_kills = count_oom_kills(self._cgroups) != self._oom_kills
         self.send(RankEnded(rank.number, rank.status, rank.children_seconds, has_oom_kills))
@@ -195,6 +211,9 @@ class RankRelay:
                 self._ranks[0].show_profile(number, steps)
             case CallsRequest(number):
                 self._ranks[0].request_calls(number)
+            case BlockSize(steps):
+                for relay in self._records.values():
+                    relay.set_size(steps)
             case Over(reason):
                 self.over = reason
 

@@ -8,12 +8,15 @@
        | ---------------- Joined ---------------> |  its devices
        |                                          |  waits until every part has joined
        | <---------------- Start ---------------- |  ranks may run their program
-       | --- RankBytes, DescendantBytes --------> |  records, as the processes wrote them
+       | --- RankBytes, DescendantBytes --------> |  records, in their order
+       | --- RankBlock -------------------------> |  many steps in one, where steps come fast
        | --- RankOutput ------------------------> |  what is printed
        | --- HardwareSamples -------------------> |
        | <------- RankCommand, RankSignal ------- |
        | <----- ShowProfile, CallsRequest ------- |
+       | <------------- BlockSize --------------- |
        | --- DescendantEnded, RankEnded --------> |
+       | --- RankCorrupt -----------------------> |  a rank has written what are no records
        | --- PartFailed ------------------------> |  at any time: this part cannot go on
        | --- PartSwept -------------------------> |  all ranks are dead, and what they had started
        | <----------------- Over ---------------- |  at any time: sweep, give the devices back, leave
@@ -33,6 +36,8 @@ from importlib.metadata import version
 from typing import Annotated, TypeVar
 
 import msgspec
+
+from workers.supervisor.report.step_blocks import MAX_BLOCK_STEPS, StepBlock
 
 #: Bytes of a rank in one message. Smaller messages let a beat pass sooner on a slow network.
 MAX_DATA_BYTES = 256 * 1024
@@ -68,10 +73,24 @@ class Joined(LinkMessage, frozen=True):
 
 
 class RankBytes(LinkMessage, frozen=True):
-    """What a rank wrote to its channel of records, cut anywhere."""
+    """Packets of records that a rank wrote, cut anywhere."""
 
     rank: _Number
     data: bytes
+
+
+class RankBlock(LinkMessage, frozen=True):
+    """Steps of a rank that follow those sent before."""
+
+    rank: _Number
+    block: StepBlock
+
+
+class RankCorrupt(LinkMessage, frozen=True):
+    """What a rank has written to its channel cannot be read, and is not read any further."""
+
+    rank: _Number
+    why: str
 
 
 class RankOutput(LinkMessage, frozen=True):
@@ -171,6 +190,12 @@ class CallsRequest(LinkMessage, frozen=True):
     number: _Number
 
 
+class BlockSize(LinkMessage, frozen=True):
+    """From now on blocks of steps are to have so many."""
+
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_STEPS)]
+
+
 class Over(LinkMessage, frozen=True):
     """The attempt has ended."""
 
@@ -196,6 +221,8 @@ class BeatReply(LinkMessage, frozen=True):
 FollowerMessage = (
     Joined
     | RankBytes
+    | RankBlock
+    | RankCorrupt
     | RankOutput
     | RankEnded
     | DescendantBytes
@@ -204,7 +231,7 @@ FollowerMessage = (
     | PartFailed
     | PartSwept
 )
-LeaderMessage = Start | RankCommand | RankSignal | ShowProfile | CallsRequest | Over
+LeaderMessage = Start | RankCommand | RankSignal | ShowProfile | CallsRequest | BlockSize | Over
 Message = FollowerMessage | LeaderMessage
 
 Cuttable = TypeVar("Cuttable", RankBytes, RankOutput)

@@ -44,29 +44,25 @@ from jobs.splits.verdict import describe_run
 from shardyard.contract.report import DeviceMeasures, Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import notes
 from workers.supervisor.report.hardware_state import HardwareState
+from workers.supervisor.report.leased_devices import LeasedDevice, name_cards
 from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes
-from workers.supervisor.report.process_state import ProcessState, ProcessTable, sum_forwards, work_of_unknown_splits
+from workers.supervisor.report.process_state import (
+    ProcessState,
+    ProcessTable,
+    StepWork,
+    sum_forwards,
+    work_of_unknown_splits,
+)
 from workers.supervisor.report.script_observations import ScriptObservations
 from workers.supervisor.report.shard_lines import ShardLine, ShardLinePrinter
+from workers.supervisor.report.step_blocks import StepBlock
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import JoinedStep, StepJoiner
 
 #: Ranks of a process group that are counted.
-MAX_RANKS = 256
+MAX_RANKS = 4096
 #: The series that has it.
 LEARNING_RATE = "learning_rate"
-
-
-@dataclass(frozen=True, slots=True)
-class LeasedDevice:
-    """A device of the attempt: `logical` is its index within the lease, `kind` is "cuda" or "cpu"."""
-
-    logical: int
-    id: str
-    node: str
-    kind: str
-    name: str
-    memory_total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +142,43 @@ class Aggregator(ABC):
             if phase not in PHASES:
                 self._uncounted += len(alike)
                 continue
-            known = [split for split in map(process.splits.get, ids) if split is not None]
-            complete = len(known) == len(ids) > 0
-            if complete:
-                work = process.works.get(ids) or process.works.put(ids, sum_forwards(known), size=len(ids))
-            else:
-                work = work_of_unknown_splits(self._devices_of(process))
+            known, work = self._find_work(process, ids)
             numbered = self._number_steps(process, alike)
-            self._malformed += 0 if complete else len(numbered)
+            self._malformed += 0 if work.known else len(numbered)
             parts += [(step, StepPart(process.source, step, work)) for step in numbered]
             lines += self._printer.lines(process.rank, numbered, known)
         self._count(self._joiner.add_steps(process.rank, parts))
         return lines
+
+    def add_block(self, rank: int, block: StepBlock, source: int = 0) -> list[ShardLine]:
+        """Take a block of training steps of one process: what `add_steps` would count of them one by one, but for times
+        that only one of them has.
+
+        Raises:
+            ValueError: the attempt has no such rank.
+        """
+        process = self._processes.find_or_add(rank, source)
+        if process is None or not 0 <= process.rank < MAX_RANKS or block.sample.phase != "train":
+            self._uncounted += block.count
+            return []
+        process.last_step_at = block.at
+        known, work = self._find_work(process, block.sample.splits)
+        (last,) = self._number_steps(process, [block.last])
+        process.trained_forwards += (block.count - 1) * len(block.sample.splits)
+        block = block.renumbered(last.step)
+        self._malformed += 0 if work.known else block.count
+        part = StepPart(process.source, block.sample, work, block)
+        shown = block.steps() if self._printer.shows_each(block.first) else [block.untimed(block.first)]
+        lines = self._printer.lines(process.rank, shown, known)
+        self._count(self._joiner.add_block(process.rank, block.untimed(block.first), last, part))
+        return lines
+
+    def _find_work(self, process: ProcessState, ids: tuple[int, ...]) -> tuple[list[BatchSplit], StepWork]:
+        """The splits of a step as far as they have come, and what they add up to."""
+        known = [split for split in map(process.splits.get, ids) if split is not None]
+        if not len(known) == len(ids) > 0:
+            return known, work_of_unknown_splits(self._devices_of(process))
+        return known, process.works.get(ids) or process.works.put(ids, sum_forwards(known), size=len(ids))
 
     def add_samples(self, samples: AttemptSamples, now: float) -> None:
         """Take what the node has sampled of the hardware: all samples up to `now`, in seconds since the epoch."""
@@ -347,7 +368,7 @@ class Aggregator(ABC):
             num_workers=self._num_workers(),
             straggler=None if straggler is None else straggler.device if straggler.rank is None else straggler.rank,
             is_work_alike=not any(one.shapes_vary for one in self._counts.patterns.to_report() if one.phase == main),
-            cards=_name_cards(lease),
+            cards=name_cards(lease),
             gradient_bytes=self._gradient_bytes(),
         )
 
@@ -407,19 +428,3 @@ class Aggregator(ABC):
 def _are_counts(numbers: Sequence[int | None]) -> bool:
     """Whether all that are known are possible numbers of rows, which can be added up."""
     return all(number is None or 0 <= number <= MAX_COUNT for number in numbers)
-
-
-def _name_cards(lease: Sequence[LeasedDevice]) -> list[str]:
-    """Which kind of device each one is, by what NVML says of all of them; with the size of its memory where that tells
-    devices of one name apart."""
-    sizes: dict[str, set[int]] = {}
-    for device in lease:
-        sizes.setdefault(device.name, set()).add(_gibibytes(device))
-    return [
-        f"{device.name} with {_gibibytes(device)} GiB" if len(sizes[device.name]) > 1 else device.name
-        for device in lease
-    ]
-
-
-def _gibibytes(device: LeasedDevice) -> int:
-    return round((device.memory_total_bytes or 0) / 2**30)

@@ -1,6 +1,5 @@
 """Counts the steps of each way in which batches were divided, in bounded memory."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,9 +37,8 @@ class PatternCount(msgspec.Struct, array_like=True):
     first_step: int | None = None
     last_step: int | None = None
 
-    def add(self, steps: Sequence[int]) -> None:
-        lowest, highest = min(steps), max(steps)
-        self.steps += len(steps)
+    def add(self, lowest: int, highest: int, steps: int) -> None:
+        self.steps += steps
         self.first_step = lowest if self.first_step is None else min(self.first_step, lowest)
         self.last_step = highest if self.last_step is None else max(self.last_step, highest)
 
@@ -52,8 +50,8 @@ class PatternTable:
     kept: dict[PatternKey, PatternCount] = field(default_factory=dict)
     other: PatternCount = field(default_factory=lambda: PatternCount(None))
 
-    def add(self, steps: Sequence[int], batch: WholeBatch) -> None:
-        """Count steps that were divided alike in one module."""
+    def add(self, lowest: int, highest: int, steps: int, batch: WholeBatch) -> None:
+        """Count so many steps that were divided alike in one module; their numbers are from `lowest` to `highest`."""
         key = batch.key
         count = self.kept.get(key)
         if count is None and len(self.kept) < MAX_PATTERNS:
@@ -63,7 +61,7 @@ class PatternTable:
         first = count.first
         if first is not None and first is not batch and not count.shapes_vary:
             count.shapes_vary = (first.input_shapes, first.output_shapes) != (batch.input_shapes, batch.output_shapes)
-        count.add(steps)
+        count.add(lowest, highest, steps)
 
     @property
     def overflowed(self) -> bool:

@@ -8,12 +8,13 @@ from jobs.splits.lint import lint_splits
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern, Resumed
 from workers.supervisor.report import aggregator_state
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice, ReportSubject
+from workers.supervisor.report.aggregator import Aggregator, ReportSubject
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
 from workers.supervisor.report.findings.norm_findings import find_failed_norms, norm_facts
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import PatternTable
-from workers.supervisor.report.step_counts import StepCounts
+from workers.supervisor.report.step_counts import StepCounts, expand_part
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_epoch
 
 
@@ -35,7 +36,9 @@ class RecipeAggregator(Aggregator):
             in_turn=subject.virtual and use.scatters,
             comparable=not use.placed and not use.sharded,
         )
-        super().__init__(subject, prediction, StepJoiner(spec.world_size, order_by_epoch()), counts, use)
+        super().__init__(
+            subject, prediction, StepJoiner(spec.world_size, order_by_epoch(), expand=expand_part), counts, use
+        )
         self._earlier_walls_ms: dict[int, float] = {}  # by rank, of the attempts before this one
 
     def dump_state(self) -> bytes:

@@ -27,13 +27,14 @@ from jobs.protocol.probe_records import (
 from jobs.protocol.records import MAX_COUNT, BatchSplit, Began, Step
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern
-from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
+from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, ReportSubject
 from workers.supervisor.report.findings.script_lint import find_problems
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.process_state import SHARDING, ProcessState
 from workers.supervisor.report.script_observations import ScriptObservations
-from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
+from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart, expand_part
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_round
 
 #: Losses that are kept of each process.
@@ -82,7 +83,7 @@ class ScriptAggregator(Aggregator):
             sharded=spec.parallelism.strategy == "fsdp",
         )
         counts = StepCounts(len(lease), PHASES, in_turn=subject.virtual, comparable=not use.sharded)
-        joiner: StepJoiner[StepPart] = StepJoiner(spec.world_size, order_by_round(), loose=True)
+        joiner: StepJoiner[StepPart] = StepJoiner(spec.world_size, order_by_round(), loose=True, expand=expand_part)
         super().__init__(subject, prediction, joiner, counts, use)
         self._seen = _SeenForwards()
         self._numbers: dict[tuple[int, str], int] = {}  # by rank and phase: its last step, over all its processes

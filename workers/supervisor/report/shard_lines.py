@@ -41,6 +41,10 @@ class ShardLinePrinter:
         lines = (ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts)
         return list(islice(lines, MAX_LINES))
 
+    def shows_each(self, first: int) -> bool:
+        """Whether steps from this one on are printed although they were divided alike."""
+        return self._observe == "every" or (self._observe == "auto" and first < ALWAYS_PRINTED)
+
     def _steps_to_print(self, rank: int, steps: Sequence[Step], splits: Sequence[BatchSplit]) -> Sequence[Step]:
         if self._observe != "auto":
             return steps if self._observe == "every" else ()

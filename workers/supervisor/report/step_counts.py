@@ -14,6 +14,7 @@ from jobs.splits.timings import Measures
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 from workers.supervisor.report.patterns import PatternTable, WholeBatch
 from workers.supervisor.report.process_state import StepWork, sum_known
+from workers.supervisor.report.step_blocks import StepBlock, is_untimed
 from workers.supervisor.report.step_joiner import JoinedStep
 
 #: In order of what the numbers of devices are about.
@@ -22,11 +23,19 @@ PHASES = ("train", "forward", "eval")
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """What one rank did in one step."""
+    """What one rank did in one step, or in each of those of a block, of which `step` is the sample."""
 
     source: int
     step: Step
     work: StepWork
+    block: StepBlock | None = None
+
+
+def expand_part(part: StepPart) -> list[tuple[Step, StepPart]]:
+    """A block's steps one by one."""
+    if part.block is None:
+        return [(part.step, part)]
+    return [(step, StepPart(part.source, step, part.work)) for step in part.block.steps()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +101,18 @@ class StepCounts:
         """Count steps in which the same processes divided their batches in the same way."""
         first = steps[0]
         division = self._divide(first)
-        numbers = [joined.step for joined in steps]
+        ends = [joined.step for joined in steps] + [joined.step + joined.count - 1 for joined in steps]
+        count = sum([joined.count for joined in steps])
         for batch in division.batches:
-            self.patterns.add(numbers, batch)
+            self.patterns.add(min(ends), max(ends), count, batch)
         if first.phase not in self._phases:
             return
         measures = self._measures.get(first.phase)
         if measures is None:
             measures = self._measures[first.phase] = self._new_measures(Sums.none(self._devices))
-        shares = self._shares(steps, division)
-        measures.add(shares, len(steps))
+        timed = [joined for joined in steps if not all(is_untimed(part.step) for part in joined.parts.values())]
+        shares = self._shares(first, timed, count - len(timed), division)
+        measures.add(shares, count)
         if first.phase == self.main_phase and len(division.batches) == 1:
             self.work.add(division.batches[0].input_shapes, shares)
         if first.phase == self.main_phase and len(first.parts) < len(expected):
@@ -142,15 +153,19 @@ class StepCounts:
                     outputs[device] = outputs[device] or batch.output_shapes[index]
         return WholeBatch(phase, module, sum_known(batch_rows), tuple(rows), tuple(inputs), tuple(outputs))
 
-    def _shares(self, steps: Sequence[JoinedStep[StepPart]], division: _StepDivision) -> list[Share]:
+    def _shares(
+        self, first: JoinedStep[StepPart], timed: Sequence[JoinedStep[StepPart]], untimed: int, division: _StepDivision
+    ) -> list[Share]:
+        """`timed` are those of the steps of which some rank has sent times; there are so many others."""
         shares: list[Share | None] = [None] * self._devices
-        for rank, part in steps[0].parts.items():
-            sent = [joined.parts[rank].step for joined in steps]
+        for rank, part in first.parts.items():
+            sent = [joined.parts[rank].step for joined in timed]
             for index, device in enumerate(part.work.devices):
                 crowded = shares[device] is not None
                 self.crowded = self.crowded or crowded
                 tokens = None if crowded else part.work.tokens_at(index)
-                shares[device] = Share(division.rows[device], None if crowded else sent, index, tokens)
+                steps = None if crowded or not timed else sent
+                shares[device] = Share(division.rows[device], steps, index, tokens, 0 if crowded else untimed)
         return [share or Share(rows, None) for share, rows in zip(shares, division.rows, strict=True)]
 
 

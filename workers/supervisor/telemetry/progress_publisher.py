@@ -1,11 +1,14 @@
 """Publishes how far an attempt is: the status's `progress`, at most four times a second."""
 
+from collections.abc import Sequence
+
 import msgspec
 import structlog
 
 from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec, RecipeProgram
-from jobs.protocol.packets import SingleRecord, StepBatch
+from jobs.protocol.packets import SingleRecord
+from jobs.protocol.records import MetricSample, Step
 from workers.supervisor.telemetry.output_tail import OutputTails
 from workers.supervisor.telemetry.progress import RecipeProgress
 from workers.supervisor.telemetry.script_progress import ScriptProgress
@@ -46,11 +49,12 @@ class ProgressPublisher:
     def add_record(self, rank: int, record: SingleRecord, source: int) -> None:
         self._changed = self._progress.add_record(rank, record, source) or self._changed
 
-    def add_batch(self, rank: int, batch: StepBatch, source: int) -> None:
-        for metric in batch.metrics:
+    def add_metrics(self, rank: int, metrics: Sequence[MetricSample], source: int) -> None:
+        for metric in metrics:
             self._changed = self._progress.add_record(rank, metric, source) or self._changed
-        if batch.steps:
-            self._changed = self._progress.add_steps(rank, batch.steps, source) or self._changed
+
+    def add_steps(self, rank: int, steps: Sequence[Step], source: int) -> None:
+        self._changed = self._progress.add_steps(rank, steps, source) or self._changed
 
     def last_line(self) -> str:
         """The last line that a script has printed, "" of a recipe."""

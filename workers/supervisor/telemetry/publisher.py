@@ -1,7 +1,10 @@
 """Publishes what an attempt sends while it runs: logs, metrics, progress, and the split report."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import structlog
 
@@ -11,11 +14,12 @@ from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec
 from jobs.protocol import names
 from jobs.protocol.packets import SingleRecord, StepBatch
-from jobs.protocol.records import Note
+from jobs.protocol.records import Note, Step
 from jobs.splits.device_marks import DeviceTimes
 from jobs.store import AttemptId
 from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.step_blocks import StepBlock
 from workers.supervisor.telemetry.hardware_relay import HardwareRelay
 from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.metric_relay import MetricRelay
@@ -72,20 +76,29 @@ class TelemetryPublisher:
     def add_record(self, rank: int, record: StepBatch | SingleRecord, source: int = 0) -> None:
         """Take a record, or a batch of steps, of a rank's own process (`source` 0) or of one that descends from it."""
         if isinstance(record, StepBatch):
-            self._add_batch(rank, record, source)
+            self.add_metrics(rank, record, source)
+            self.add_steps(rank, record.steps, source)
         else:
             if self._redactor is not None and isinstance(record, Note):
                 record = Note(record.field, self._redactor.clean_text(record.reason))
             self._progress.add_record(rank, record, source)
             self._report.add_record(rank, record, source)
 
-    def _add_batch(self, rank: int, batch: StepBatch, source: int) -> None:
+    def add_metrics(self, rank: int, batch: StepBatch, source: int = 0) -> None:
+        """Take the points of metrics in a batch."""
         for metric in batch.metrics:
             self._metrics.add_point(metric)
         self._report.add_metrics(batch.metrics)
-        self._progress.add_batch(rank, batch, source)
-        if batch.steps:
-            self._logs.add_shard_lines(rank, self._report.add_steps(rank, batch.steps, source))
+        self._progress.add_metrics(rank, batch.metrics, source)
+
+    def add_steps(self, rank: int, steps: Sequence[Step | StepBlock], source: int = 0) -> None:
+        """Take steps of one process, some of them in blocks."""
+        for is_block, alike in groupby(steps, key=lambda step: isinstance(step, StepBlock)):
+            pieces: list[Any] = list(alike)
+            each = [block.last for block in pieces for _ in range(block.count)] if is_block else pieces
+            self._progress.add_steps(rank, each, source)
+            add = self._report.add_blocks if is_block else self._report.add_steps
+            self._logs.add_shard_lines(rank, add(rank, pieces, source))
 
     def rank_ended(self, rank: int) -> None:
         """Note that a rank has ended, and everything it sent was added."""

@@ -20,13 +20,14 @@ from jobs.support import failpoints
 from shardyard.contract.report import Report, encode_report
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.shard_lines import ShardLine
+from workers.supervisor.report.step_blocks import StepBlock
 from workers.supervisor.telemetry.shipper import StreamShipper
 
 log = structlog.get_logger(__name__)
 
 #: Between two snapshots: at least this, and so many times what the last one took of a core.
 REPORT_SECONDS = 1.0
-REPORT_FACTOR = 20
+REPORT_FACTOR = 50
 #: Added to the last snapshot where the final report cannot be made.
 UNFINISHED = "the report ends before the end of the attempt: a later one could not be made of what the ranks have sent"
 #: Snapshots in the telemetry Redis; the files in storage are kept.
@@ -62,6 +63,15 @@ class ReportPublisher:
             return self._aggregator.add_steps(rank, steps, source)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("Step")
+            return []
+
+    def add_blocks(self, rank: int, blocks: Sequence[StepBlock], source: int) -> list[ShardLine]:
+        """The same of steps in blocks."""
+        self._changed = True
+        try:
+            return [line for block in blocks for line in self._aggregator.add_block(rank, block, source)]
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._log_failure("StepBlock")
             return []
 
     def add_samples(self, samples: AttemptSamples) -> None:

@@ -18,7 +18,7 @@ from shardyard.render.svg.report_page import NOTHING, report_page
 from tests.support.record_streams import step
 from tests.support.specs import make_spec
 from workers.probe.flop_count import without_times
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 STEPS = 40

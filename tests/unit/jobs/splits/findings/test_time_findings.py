@@ -15,7 +15,7 @@ from tests.support import script_streams
 from tests.support.record_streams import aggregator, split, step
 from tests.support.specs import make_spec
 from tests.support.timed_streams import Machine, Plant, ddp_run, dp_run
-from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 #: Devices that are alike, as those of one server are.

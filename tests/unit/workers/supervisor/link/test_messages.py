@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from jobs.protocol.packets import DESCENDANT_PACKET_BYTES
+from jobs.protocol.records import Step
 from workers.supervisor.link import messages
 from workers.supervisor.link.framing import MAX_FRAME_BYTES
 from workers.supervisor.link.messages import (
     MAX_DATA_BYTES,
     Beat,
     BeatReply,
+    BlockSize,
     CallsRequest,
     DescendantBytes,
     DescendantEnded,
@@ -22,8 +24,10 @@ from workers.supervisor.link.messages import (
     PartFailed,
     PartHello,
     PartSwept,
+    RankBlock,
     RankBytes,
     RankCommand,
+    RankCorrupt,
     RankEnded,
     RankOutput,
     RankSignal,
@@ -35,10 +39,13 @@ from workers.supervisor.link.messages import (
     encode,
     split,
 )
+from workers.supervisor.report.step_blocks import StepBlock
 
 BEATS = [Beat(12.5), BeatReply(12.5, 1.7e9)]
 FROM_FOLLOWERS = [
     RankBytes(3, b"\0\xff"),
+    RankBlock(3, StepBlock(128, 16, 1.7e9, Step(130, 0, "train", (0,), 1.7e9, 12.5, forward_ms=(3.0,)))),
+    RankCorrupt(3, "a packet does not decode"),
     RankOutput(3, 3, "stderr", b"loss 0.1\n"),
     RankEnded(3, -9, 0.25, out_of_memory=True),
     DescendantBytes(3, 7, b"packet"),
@@ -55,6 +62,7 @@ FROM_LEADERS = [
     Start("10.0.0.1", 29500, "000000000020-1", "ab" * 32),
     ShowProfile(1, 10),
     CallsRequest(2),
+    BlockSize(16),
     RankCommand(None, b"save"),
     RankCommand(2, b"save"),
     RankSignal(None, 15),

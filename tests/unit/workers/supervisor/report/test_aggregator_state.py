@@ -18,8 +18,8 @@ from shardyard.contract.report import Report, Resumed
 from tests.support.record_streams import lease, split, step
 from tests.support.script_streams import script_spec
 from tests.support.specs import make_spec
-from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.aggregator_state import VERSION
+from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
