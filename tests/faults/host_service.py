@@ -35,6 +35,10 @@ class HostService(TwoNodes):
     def host(self, node: str) -> int:
         return self.nodes.index(node) + 1
 
+    def gang_of(self, nodes: int, **options: Any) -> str:
+        """A job over so many hosts, one device of each; options as in `Service.submit`."""
+        return self.submit("ddp", 1, nodes=nodes, **options)
+
     # -- workers ---------------------------------------------------------------------------------------
 
     def _environment(self) -> dict[str, str]:

@@ -373,7 +373,8 @@ def _open_publisher(
     kind = RecipeAggregator if isinstance(spec.program, RecipeProgram) else ScriptAggregator
     aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
     samples = AttemptDirectory.of(config.state_dir, attempt).hardware
-    return TelemetryPublisher(directory, attempt, len(lease), shipper, aggregator, spec, samples, redactor)
+    own = len(config.devices)  # each node writes the logs of its own
+    return TelemetryPublisher(directory, attempt, own, shipper, aggregator, spec, samples, redactor)
 
 
 def _node_of(config: AttemptConfig, part: int) -> str:

@@ -84,7 +84,8 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
             directory.remove()
         return
     if config.part:
-        follow_leader(config, directory, PartRun(config, lease, ranks, box, credentials.secrets), ranks, box)
+        part = PartRun(config, lease, ranks, box, credentials.secrets, credentials.telemetry_url)
+        follow_leader(config, directory, part, ranks, box)
         return
 
     run = AttemptRun(config, lease, ranks, box, credentials.secrets, listener)

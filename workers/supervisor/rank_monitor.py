@@ -47,7 +47,6 @@ from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, End
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, FailureClassifier, name_hang
 from workers.supervisor.ending.training_hints import is_collective_timeout, may_have_lost_peer
 from workers.supervisor.event_loop import EventLoop
-from workers.supervisor.gang.block_pace import LeaderSteps
 from workers.supervisor.gang.followers import FollowerEvents, Followers, LostPart
 from workers.supervisor.gang.outcomes import outcome_of_failed_part, outcome_of_lost_part
 from workers.supervisor.hangs.diagnosis import Hang
@@ -109,7 +108,6 @@ class RankMonitor:
         self._publisher = publisher
         self._followers = followers
         self._coordinator = self._make_coordinator(checkpoints) if checkpoints is not None else None
-        self._steps = LeaderSteps(config.ranks if followers is not None else (), len(ranks))
         self._loop = EventLoop()
         self._reader = RankReader(
             self._loop,
@@ -209,7 +207,6 @@ class RankMonitor:
             records=self._reader.take_records,
             block=self._on_block,
             corrupt=self._on_corrupt_channel,
-            output=self._reader.take_remote_output,
             descendant=self._on_descendant_record,
             descendant_ended=self._publisher.source_ended,
             death=self._on_death,
@@ -220,7 +217,7 @@ class RankMonitor:
 
     def _on_record(self, rank: RankHandle, record: StepBatch | SingleRecord) -> None:
         if not isinstance(record, StepBatch):
-            self._publisher.add_steps(rank.number, self._steps.flush(rank.number))
+            self._flush_steps(rank)
         self._note_activity(rank.number, record)
         if self._coordinator is not None:
             for one in record.steps if isinstance(record, StepBatch) else (record,):
@@ -242,11 +239,16 @@ class RankMonitor:
                 self._on_program_end(rank, record)
             case Outcome():
                 self._on_outcome(rank, record)
-        if isinstance(record, StepBatch):
+        if self._followers is not None and isinstance(record, StepBatch):
             self._publisher.add_metrics(rank.number, record)
-            self._publisher.add_steps(rank.number, self._steps.add(rank.number, record.steps))
+            self._publisher.add_steps(rank.number, self._followers.own_steps.add(rank.number, record.steps))
         else:
             self._publisher.add_record(rank.number, record)
+
+    def _flush_steps(self, rank: RankHandle) -> None:
+        """Something else follows the steps of a rank: all of them are counted before."""
+        if self._followers is not None:
+            self._publisher.add_steps(rank.number, self._followers.own_steps.flush(rank.number))
 
     def _on_block(self, rank: RankHandle, block: StepBlock) -> None:
         """A rank of another node has taken so many steps."""
@@ -296,7 +298,7 @@ class RankMonitor:
             return
         self._loop.unregister(rank.pidfd)
         self._reader.drain_records(rank)
-        self._publisher.add_steps(rank.number, self._steps.flush(rank.number))
+        self._flush_steps(rank)
         if self._descendants is not None:
             self._descendants.drain()  # they sent what they had before the rank could know that they ended
             if not self._reader.activity.has_worked(rank.number) and rank.children_seconds > UNSEEN_SECONDS:
@@ -378,7 +380,8 @@ class RankMonitor:
     def _on_tick(self, now: float) -> None:
         if self._followers is not None:
             self._followers.on_tick(now, self._loop)
-            self._set_block_size(self._followers)
+            for number, steps in self._followers.change_block_size().items():
+                self._publisher.add_steps(number, steps)
         self._check_checkpoints(now)
         self._profiles.on_tick(now)
         self._stalls.finish_asking(now)
@@ -392,13 +395,6 @@ class RankMonitor:
             self._check_work(now)
         elif self._end.is_overdue(now):
             self._stop.kill_ranks(now)
-
-    def _set_block_size(self, followers: Followers) -> None:
-        if (change := self._steps.change_size()) is not None:
-            size, held = change
-            followers.set_block_size(size)
-            for rank, steps in held.items():
-                self._publisher.add_steps(rank, steps)
 
     def _end_over_limit(self, now: float, *, at_once: bool = False) -> bool:
         """End the ranks where they use more than they may; whether they do. `at_once`: measure now."""

@@ -10,17 +10,14 @@ import structlog
 from jobs.protocol.packets import SingleRecord, StepBatch, batch_steps
 from workers.rank.handle import OutputPipe, RankHandle
 from workers.supervisor.event_loop import EventLoop, read_waiting
-from workers.supervisor.gang.remote_rank import RemoteRank
 from workers.supervisor.limits.limit_watch import LimitWatch
 from workers.supervisor.limits.record_bounds import bound_record
+from workers.supervisor.link.messages import MAX_TAIL_BYTES
 from workers.supervisor.rank_activity import RankActivity
 from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
 log = structlog.get_logger(__name__)
-
-#: How much of the end of a rank's stderr is kept: for its last line, and for tracebacks of what it started.
-LAST_WORDS_BYTES = 32 * 1024
 
 OnRecord = Callable[[RankHandle, StepBatch | SingleRecord], None]
 
@@ -95,17 +92,11 @@ class RankReader:
 
     def _keep_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
         if output.stream == "stderr":
-            rank.stderr_tail = (rank.stderr_tail + data)[-LAST_WORDS_BYTES:]
+            rank.stderr_tail = (rank.stderr_tail + data)[-MAX_TAIL_BYTES:]
         kept = self.limits.log.add(len(data))
         if kept:
             step = self.activity.next_step(rank.number)
             self._publisher.add_output(output.device, output.stream, rank.number, data[:kept], step)
-
-    def take_remote_output(self, rank: RemoteRank, device: int, stream: str, data: bytes) -> None:
-        """The same of a rank on another node."""
-        output = rank.find_output(device, stream)
-        if output is not None:
-            self.take_output(rank, output, data)
 
     def take_records(self, rank: RankHandle, data: bytes) -> None:
         """Take bytes of a rank's channel."""

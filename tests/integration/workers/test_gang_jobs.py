@@ -11,6 +11,7 @@ import pytest
 
 from jobs import store
 from jobs.files import paths
+from jobs.files.frame_file import FrameKind, FrameReader
 from jobs.model.state import JobState, StateReason
 from jobs.store import tenant_secrets
 from jobs.support import secret_keys
@@ -106,6 +107,32 @@ def test_ranks_find_each_other_as_under_torchrun_and_each_device_has_its_log(nod
         assert total == "sum of ranks 6.0"
     kept = {path.name for path in paths.artifacts_dir(nodes.files(job)).iterdir()}
     assert kept == {f"of-rank-{rank}" for rank in range(4)}
+
+
+def test_each_node_writes_the_logs_of_its_own_devices(nodes: TwoNodes) -> None:
+    program = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(5, 2))
+for step in range(3):
+    model(torch.ones(4, 5)).sum().backward()
+    print("step", step, "of rank", dist.get_rank(), flush=True)
+print("to stderr", file=sys.stderr, flush=True)
+dist.destroy_process_group()
+"""
+    job = nodes.run_script({"train.py": program}, strategy="ddp", devices=1, nodes=2)
+    record = nodes.ended(job)
+    assert record.state is JobState.SUCCEEDED, record
+    for rank in range(2):
+        assert nodes.text(job, rank).splitlines() == [f"step {number} of rank {rank}" for number in range(3)]
+        assert "to stderr" in nodes.text(job, rank, "stderr")
+        shard = "In Model: input size torch.Size([4, 5]) output size torch.Size([4, 2])"
+        assert nodes.text(job, rank, "shard").splitlines().count(shard) == 3
+        with FrameReader(paths.log_file(nodes.files(job), rank)) as log:
+            newest = log.last()
+            assert newest is not None
+            assert newest.kind == FrameKind.SEAL
 
 
 def test_a_secret_that_is_printed_on_either_node_is_not_in_the_log(nodes: TwoNodes) -> None:

@@ -4,7 +4,7 @@ The count is that of this process's memory cgroup, which ranks share or lie belo
 `memory.events` under version 2, `memory.oom_control` under version 1, which counts each cgroup by itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _COUNTERS = ("memory.events", "memory.oom_control")
@@ -12,7 +12,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def count_oom_kills(
-    directories: Iterable[Path] = (), root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")
+    directories: Sequence[Path] = (), root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")
 ) -> int | None:
     """Processes that the kernel's out-of-memory killer has killed here so far; None where it is not known.
     `directories` are those of the ranks' own cgroup."""
@@ -21,6 +21,12 @@ def count_oom_kills(
     below = [_read_count(directory / name) for directory in directories for name in _COUNTERS]
     known = [count for count in (first, *below) if count is not None]
     return sum(known) if known else None
+
+
+def watch_oom_kills(cgroups: Sequence[Path]) -> Callable[[], bool]:
+    """What says whether the kernel has killed in these cgroups for want of memory from now on."""
+    before = count_oom_kills(cgroups)
+    return lambda: count_oom_kills(cgroups) != before
 
 
 def _read_count(file: Path) -> int | None:

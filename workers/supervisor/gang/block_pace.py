@@ -7,10 +7,20 @@ put the steps of their own ranks into blocks (`workers.supervisor.report.step_bl
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from jobs.protocol.packets import RANK_PACKET_BYTES, AnyRecord, PacketDecoder, StepBatch, batch_steps, encode_packets
+from jobs.protocol.packets import (
+    RANK_PACKET_BYTES,
+    AnyRecord,
+    PacketDecoder,
+    SingleRecord,
+    StepBatch,
+    batch_steps,
+    encode_packets,
+)
 from jobs.protocol.records import Step
 from workers.supervisor.link.messages import Message, RankBlock, RankBytes, split
 from workers.supervisor.report.step_blocks import BlockMaker, StepBlock, choose_block_size
+
+CleanPacket = Callable[[bytes, tuple[AnyRecord, ...]], tuple[AnyRecord, ...]]
 
 #: Over how long the leader counts steps before it chooses.
 PACE_SECONDS = 1.0
@@ -76,10 +86,19 @@ class LeaderSteps:
 class RecordRelay:
     """Passes what a follower's rank writes on to the leader: its steps in blocks, everything else as it is."""
 
-    def __init__(self, rank: int, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[Message], None],
+        take: Callable[[int, StepBatch | SingleRecord], None] = lambda rank, record: None,
+        clean: CleanPacket | None = None,
+    ) -> None:
+        """`take` gets each record before it is sent, and `clean` takes values of secrets out of a packet."""
         self._rank = rank
         self._send = send
+        self._take = take
         self._decoder = PacketDecoder()
+        self._decoder.clean = clean
         self._maker = BlockMaker()
 
     def add(self, data: bytes) -> None:
@@ -92,6 +111,7 @@ class RecordRelay:
         try:
             for packet in self._decoder.feed(data):
                 for record in batch_steps(packet):
+                    self._take(self._rank, record)
                     if isinstance(record, StepBatch):
                         pieces += [*self._maker.add(record.steps), *record.metrics]
                     else:

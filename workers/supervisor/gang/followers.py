@@ -22,10 +22,11 @@ from jobs.files import paths
 from jobs.model.parts import ranks_of_part
 from jobs.model.records import DeviceRecord
 from jobs.protocol.packets import DESCENDANT_PACKET_BYTES, PacketDecoder, SingleRecord, StepBatch, batch_steps
-from jobs.protocol.records import Outcome, Returned
+from jobs.protocol.records import Outcome, Returned, Step
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.checkpoints.assembly import DraftSource
 from workers.supervisor.event_loop import EventLoop
+from workers.supervisor.gang.block_pace import LeaderSteps
 from workers.supervisor.gang.remote_rank import RemoteRank, make_rank
 from workers.supervisor.limits.record_bounds import bound_record
 from workers.supervisor.link.connection import Link
@@ -44,7 +45,7 @@ from workers.supervisor.link.messages import (
     RankBytes,
     RankCorrupt,
     RankEnded,
-    RankOutput,
+    RankTail,
     Start,
 )
 from workers.supervisor.report.step_blocks import StepBlock
@@ -88,7 +89,6 @@ class FollowerEvents:
     records: Callable[[RemoteRank, bytes], None]
     block: Callable[[RemoteRank, StepBlock], None]
     corrupt: Callable[[RemoteRank, str], None]
-    output: Callable[[RemoteRank, int, str, bytes], None]
     descendant: Callable[[int, StepBatch | SingleRecord, int], None]
     descendant_ended: Callable[[int, int], None]
     death: Callable[[RemoteRank], None]
@@ -117,6 +117,7 @@ class Followers:
 
     def __init__(self, config: AttemptConfig, links: Mapping[int, Link]) -> None:
         self._silence_seconds = bearable_silence(config)
+        self.own_steps = LeaderSteps(config.ranks, config.world_size)  # those of the ranks here
         self._parts = {part: _make_follower(config, part, link) for part, link in sorted(links.items())}
         self._events: FollowerEvents | None = None
         self._lost: LostPart | None = None
@@ -156,9 +157,15 @@ class Followers:
             found.append(DraftSource(paths.drafts_dir(attempt, part), numbers, None if uid < 0 else uid))
         return found
 
-    def set_block_size(self, steps: int) -> None:
-        """Have the followers put so many steps into a block from now on."""
-        self._send_all(BlockSize(steps))
+    def change_block_size(self) -> Mapping[int, list[Step | StepBlock]]:
+        """Have blocks of steps follow the pace of the ranks, here and on all nodes; to be called often. Where their
+        size changes: what was held of the ranks here, by their numbers."""
+        change = self.own_steps.change_size()
+        if change is None:
+            return {}
+        size, held = change
+        self._send_all(BlockSize(size))
+        return held
 
     def start_ranks(self, start: Start) -> None:
         self._send_all(start)
@@ -275,7 +282,7 @@ class Followers:
                 RankBytes()
                 | RankBlock()
                 | RankCorrupt()
-                | RankOutput()
+                | RankTail()
                 | RankEnded()
                 | DescendantBytes()
                 | DescendantEnded()
@@ -355,7 +362,7 @@ def _has_reported(inbox: Iterable[Message], rank: int) -> bool:
 def _pass_on_rank(
     rank: RemoteRank,
     events: FollowerEvents,
-    message: RankBytes | RankBlock | RankCorrupt | RankOutput | RankEnded | DescendantBytes | DescendantEnded,
+    message: RankBytes | RankBlock | RankCorrupt | RankTail | RankEnded | DescendantBytes | DescendantEnded,
 ) -> None:
     match message:
         case RankBytes():
@@ -364,8 +371,8 @@ def _pass_on_rank(
             events.block(rank, message.block)
         case RankCorrupt():
             events.corrupt(rank, message.why)
-        case RankOutput():
-            events.output(rank, message.device, message.stream, message.data)
+        case RankTail():
+            rank.stderr_tail = message.data
         case RankEnded():
             rank.end(message)
             events.death(rank)

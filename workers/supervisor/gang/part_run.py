@@ -33,6 +33,7 @@ from workers.supervisor.checkpoints.writer import checkpoint_settings
 from workers.supervisor.descendants import DescendantServer
 from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.gang.interfaces import variables_of_node
+from workers.supervisor.gang.part_logs import PartLogs
 from workers.supervisor.gang.rank_relay import RankRelay, failure_of
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.limits.disk_room import DiskRoom
@@ -69,13 +70,17 @@ class PartRun:
         ranks: list[RankHandle],
         box: Box | None,
         secrets: Mapping[str, str],
+        telemetry_url: str,
     ) -> None:
-        """`secrets` are values of environment variables, which go to the ranks and nowhere else."""
+        """`secrets` are values of environment variables, which go to the ranks and nowhere else. `telemetry_url`: of
+        the Redis that gets the logs."""
         self._config = config
         self._lease = lease
         self._ranks = ranks
         self._box = box
         self._secrets = secrets
+        self._telemetry_url = telemetry_url
+        self._logs: PartLogs | None = None
         self._deadline = monotonic() + config.join_seconds
         self._link: Link | None = None
         self._relay: RankRelay | None = None
@@ -113,25 +118,30 @@ class PartRun:
             drafts = self._make_drafts()
             if working is not None:
                 working_dir.hand_to_ranks(self._config, working, self._box)
+            relay = self._open_relay(self._link, room, working)
             start = self._await_start(self._link)
             message = self._start_message(start, working, drafts)
         except (BundleUnusable, OSError, DamagedCheckpoint) as error:
             self._tell_failure(self._link, error)
             raise PartInterrupted(str(error)) from error
-        self._relay = self._open_relay(self._link, room, working)
+        self._relay = relay
         write_sampled_ranks(self._config, self._ranks)
         for rank in self._ranks:
             rank.start_program(message)
-        self._relay.run()
+        relay.run()
 
     def close(self, survivors: Mapping[int, str], quarantine: dict[int, str]) -> bool:
         """Say that nothing of the attempt is left here but `survivors`, and give the devices back once it has ended.
         False: that is not known yet, and the node's agent gives them back."""
+        if self._logs is not None:
+            self._logs.seal()
         if self._link is not None and self._relay is not None:
             self._relay.send(self._describe_sweep(len(survivors)))
             self._relay.await_end(END_SECONDS)
         if self._link is not None:
             self._link.close()
+        if self._logs is not None:
+            self._logs.await_shipping()
         deadline = monotonic() + max(RELEASE_SECONDS, RELEASE_LEASES * self._config.lease_seconds)
         while not self._lease.release_devices(quarantine):
             if monotonic() > deadline:
@@ -182,6 +192,8 @@ class PartRun:
         resume = None
         if start.resume and drafts is not None:
             found = checkpoints.read_checkpoint(drafts.kept / start.resume, start.resume_sha256)
+            if self._logs is not None:
+                self._logs.resume_from(found.manifest.step)
             resume = directories.make_readable(config, drafts, found, self._box)
         elif start.resume and working is not None:
             saved_by = int(start.resume)
@@ -220,7 +232,10 @@ class PartRun:
         if working is not None and self._box is None:
             own.append(working.temporary)
         limits = open_limit_watch(config.limits, own, cgroup, lambda: 0, room, len(config.devices))
-        relay = RankRelay(config, self._ranks, self._lease, link, limits)
+        redactor = self._make_redactor()
+        self._logs = PartLogs(config, self._telemetry_url, limits.log, redactor)
+        clean = None if redactor is None else redactor.clean_packet
+        relay = RankRelay(config, self._ranks, self._lease, link, limits, self._logs, clean)
         if working is not None:
             try:
                 path = working.socket
@@ -230,7 +245,7 @@ class PartRun:
                 return relay
             uid = None if config.account is None else config.account.uid
             pids = {rank.pid: rank.number for rank in self._ranks}
-            relay.follow_descendants(partial(DescendantServer, listener, pids, uid=uid, redactor=self._make_redactor()))
+            relay.follow_descendants(partial(DescendantServer, listener, pids, uid=uid, redactor=redactor))
         return relay
 
     def _make_redactor(self) -> SecretRedactor | None:

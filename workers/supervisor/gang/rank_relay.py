@@ -1,4 +1,4 @@
-"""The main loop of a follower: passes on what its ranks send to the leader, and carries out what that orders.
+"""The main loop of a follower: passes on the records of its ranks to the leader, and carries out what that orders.
 
 It decides nothing about the attempt, but for one thing: ranks whose leader is not heard of, or whose lease is lost, are
 killed. The leader does the same with its own when it does not hear of this node.
@@ -16,15 +16,18 @@ import structlog
 
 from jobs.model.state import SupervisorCommand
 from jobs.protocol.packets import DESCENDANT_PACKET_BYTES, AnyRecord, SingleRecord, StepBatch, encode_packets
+from jobs.protocol.records import Outcome, Returned
 from workers.rank.handle import OutputPipe, RankHandle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
+from workers.runtime.stacks import STACKS_SIGNAL
 from workers.sandbox.cgroup import read_record
 from workers.supervisor.descendants import DescendantServer
-from workers.supervisor.ending.oom import count_oom_kills
+from workers.supervisor.ending.oom import watch_oom_kills
 from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.event_loop import EventLoop, read_waiting
-from workers.supervisor.gang.block_pace import RecordRelay
+from workers.supervisor.gang.block_pace import CleanPacket, RecordRelay
 from workers.supervisor.gang.followers import bearable_silence
+from workers.supervisor.gang.part_logs import PartLogs
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.limits.breach import outcome_of_breach
 from workers.supervisor.limits.limit_watch import LimitWatch
@@ -42,10 +45,9 @@ from workers.supervisor.link.messages import (
     RankCommand,
     RankCorrupt,
     RankEnded,
-    RankOutput,
     RankSignal,
+    RankTail,
     ShowProfile,
-    split,
 )
 from workers.supervisor.telemetry.hardware_relay import SampleForwarder
 
@@ -56,6 +58,8 @@ TICK_SECONDS = 0.1
 FENCE = 0.75
 #: Ranks are read no further while so much waits for the leader.
 MAX_WAITING_BYTES = 4 * 1024 * 1024
+#: So long after ranks were asked for their stacks, what they write to stderr goes to the leader, which waits as long.
+STACKS_SECONDS = 3.0
 #: What SIGKILL has not ended after this is left to the sweep.
 KILL_SECONDS = 10.0
 
@@ -70,19 +74,23 @@ class RankRelay:
         lease: LeaseHolder,
         link: Link,
         limits: LimitWatch,
+        logs: PartLogs,
+        clean: CleanPacket | None = None,
     ) -> None:
+        """`clean` takes values of secrets out of records."""
         self._config = config
         self._ranks = ranks
         self._lease = lease
         self._link = link
         self._limits = limits
-        self._records = {rank.number: RecordRelay(rank.number, self.send) for rank in ranks}
+        self._logs = logs
+        self._records = {one.number: RecordRelay(one.number, self.send, self._take_record, clean) for one in ranks}
         self._loop = EventLoop()
         self._descendants: DescendantServer | None = None
-        self._cgroups = read_record(AttemptDirectory.of(config.state_dir, config.attempt).cgroup)
-        self._oom_kills = count_oom_kills(self._cgroups)
+        self._has_oom_kills = watch_oom_kills(read_record(AttemptDirectory.of(config.state_dir, config.attempt).cgroup))
         self._killed_at: float | None = None
         self._has_failed = False
+        self._shows_stacks_until = 0.0  # monotonic: the leader wants to see what ranks print
         samples = AttemptDirectory.of(config.state_dir, config.attempt).hardware
         self._samples = SampleForwarder(samples, lambda data: self.send(HardwareSamples(data)))
         self.over: str | None = None
@@ -103,12 +111,13 @@ class RankRelay:
             self._loop.register(rank.pidfd, partial(self._on_death, rank))
             self._loop.register_input(rank.channel, partial(self._send_records, rank))
             for output in rank.outputs:
-                self._loop.register_input(output.fd, partial(self._send_output, rank, output))
+                self._loop.register_input(output.fd, partial(self._log_output, rank, output))
         self._loop.register(self._link.fileno(), self._receive)
         while any(rank.is_alive for rank in self._ranks) and not self._has_given_up():
             self._loop.holds_inputs = self._link.pending_bytes > MAX_WAITING_BYTES
-            self._loop.run_once(TICK_SECONDS)
+            self._loop.run_once(self._logs.seconds_to_deadline(TICK_SECONDS))
             self._on_tick(monotonic())
+            self._logs.flush_due()
         self._samples.forward_if_due(monotonic(), at_once=True)
         self._loop.unregister(self._link.fileno())
         if self._descendants is not None:
@@ -146,16 +155,29 @@ class RankRelay:
             self._loop.unregister(rank.channel)
             self.send(RankCorrupt(rank.number, str(error)[:500]))
 
-    def _send_output(self, rank: RankHandle, output: OutputPipe) -> None:
+    def _take_record(self, rank: int, record: StepBatch | SingleRecord) -> None:
+        if isinstance(record, (Outcome, Returned)):
+            self._send_tail(rank)
+        self._logs.add_record(rank, record)
+
+    def _send_tail(self, number: int) -> None:
+        """Let the leader see the end of what a rank has printed, before it hears how it ended."""
+        (rank,) = self._meant(number)
+        for output in rank.outputs:
+            if output.stream == "stderr" and self._loop.watches(output.fd):
+                self._logs.add_output(rank, output, self._loop.read_ready(output.fd))
+        if rank.stderr_tail:
+            self.send(RankTail(number, rank.stderr_tail))
+
+    def _log_output(self, rank: RankHandle, output: OutputPipe) -> None:
         if self._loop.watches(rank.channel):  # the log has records and lines in the order in which they were sent
             self._send_records(rank)
-        self._send_text(RankOutput(rank.number, output.device, output.stream, self._loop.read_ready(output.fd)))
-
-    def _send_text(self, message: RankOutput) -> None:
-        for piece in split(message):
-            self.send(piece)
+        self._logs.add_output(rank, output, self._loop.read_ready(output.fd))
+        if output.stream == "stderr" and monotonic() < self._shows_stacks_until:
+            self.send(RankTail(rank.number, rank.stderr_tail))
 
     def _send_descendant_record(self, rank: int, record: StepBatch | SingleRecord, source: int) -> None:
+        self._logs.add_record(self._own(rank), record, source)
         records: list[AnyRecord] = [*record.steps, *record.metrics] if isinstance(record, StepBatch) else [record]
         for packet in encode_packets(records, DESCENDANT_PACKET_BYTES):
             self.send(DescendantBytes(self._own(rank), source, packet))
@@ -179,10 +201,11 @@ class RankRelay:
             self._descendants.drain()
         for output in rank.outputs:
             for data in read_waiting(output.fd):
-                self._send_text(RankOutput(rank.number, output.device, output.stream, data))
+                self._logs.add_output(rank, output, data)
+            self._logs.end_output(rank, output)
+        self._send_tail(rank.number)
         assert rank.status is not None
-        has_oom_kills = count_oom_kills(self._cgroups) != self._oom_kills
-        self.send(RankEnded(rank.number, rank.status, rank.children_seconds, has_oom_kills))
+        self.send(RankEnded(rank.number, rank.status, rank.children_seconds, self._has_oom_kills()))
 
     # -- what the leader orders ------------------------------------------------------------------------
 
@@ -205,6 +228,8 @@ class RankRelay:
             case RankSignal(number, sent):
                 for rank in self._meant(number):
                     rank.kill(sent)
+                if sent == STACKS_SIGNAL:
+                    self._shows_stacks_until = monotonic() + STACKS_SECONDS
                 if sent == signal.SIGTERM and self._descendants is not None:
                     self._descendants.send_stop()
             case ShowProfile(number, steps):

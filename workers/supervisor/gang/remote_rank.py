@@ -3,16 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.files.log_file import StreamName
-from workers.rank.handle import OutputPipe, RankHandle
-from workers.rank.process import STREAMS
+from workers.rank.handle import RankHandle
 from workers.runtime.launch import StartMessage
 from workers.supervisor.link.messages import CallsRequest, Message, RankCommand, RankEnded, RankSignal, ShowProfile
 
 #: The descriptors of a rank that is not here.
 NO_FD = -1
-#: What the outputs of such a rank are known by, in place of descriptors: numbers below that of none.
-FIRST_OUTPUT_KEY = -2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,15 +55,7 @@ class RemoteRank(RankHandle):
         self.status, self.children_seconds = message.status, message.children_seconds
         self.out_of_memory = message.out_of_memory
 
-    def find_output(self, device: int, stream: str) -> OutputPipe | None:
-        return next((one for one in self.outputs if (one.device, one.stream) == (device, stream)), None)
-
 
 def make_rank(number: int, node: str, send: Callable[[Message], None], *, is_first: bool) -> RemoteRank:
-    """The handle of a rank that drives the one device with its number."""
-    outputs = [OutputPipe(_output_key(number, stream), number, stream) for stream in STREAMS]
-    return RemoteRank(number, 0, NO_FD, NO_FD, NO_FD, NO_FD, NO_FD, outputs, node=node, send=send, is_first=is_first)
-
-
-def _output_key(number: int, stream: StreamName) -> int:
-    return FIRST_OUTPUT_KEY - number * len(STREAMS) - STREAMS.index(stream)
+    """The handle of a rank elsewhere, whose output never comes here."""
+    return RemoteRank(number, 0, NO_FD, NO_FD, NO_FD, NO_FD, NO_FD, [], node=node, send=send, is_first=is_first)

@@ -10,7 +10,7 @@
        | <---------------- Start ---------------- |  ranks may run their program
        | --- RankBytes, DescendantBytes --------> |  records, in their order
        | --- RankBlock -------------------------> |  many steps in one, where steps come fast
-       | --- RankOutput ------------------------> |  what is printed
+       | --- RankTail --------------------------> |  the end of what a rank that fails has printed
        | --- HardwareSamples -------------------> |
        | <------- RankCommand, RankSignal ------- |
        | <----- ShowProfile, CallsRequest ------- |
@@ -41,6 +41,8 @@ from workers.supervisor.report.step_blocks import MAX_BLOCK_STEPS, StepBlock
 
 #: Bytes of a rank in one message. Smaller messages let a beat pass sooner on a slow network.
 MAX_DATA_BYTES = 256 * 1024
+#: How much of the end of a rank's stderr is kept: for its last line, and for tracebacks of what it started.
+MAX_TAIL_BYTES = 32 * 1024
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=2.0**53)]  # neither NaN nor infinite
@@ -73,7 +75,7 @@ class Joined(LinkMessage, frozen=True):
 
 
 class RankBytes(LinkMessage, frozen=True):
-    """Packets of records that a rank wrote, cut anywhere."""
+    """Packets of records of a rank, cut anywhere."""
 
     rank: _Number
     data: bytes
@@ -93,13 +95,12 @@ class RankCorrupt(LinkMessage, frozen=True):
     why: str
 
 
-class RankOutput(LinkMessage, frozen=True):
-    """What a rank printed, cut anywhere."""
+class RankTail(LinkMessage, frozen=True):
+    """The end of what a rank has written to stderr, before it says how it ended, or has died. The log has all of it:
+    each node writes its own."""
 
     rank: _Number
-    device: int
-    stream: str
-    data: bytes
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_TAIL_BYTES)]
 
 
 class RankEnded(LinkMessage, frozen=True):
@@ -223,7 +224,7 @@ FollowerMessage = (
     | RankBytes
     | RankBlock
     | RankCorrupt
-    | RankOutput
+    | RankTail
     | RankEnded
     | DescendantBytes
     | DescendantEnded
@@ -234,7 +235,6 @@ FollowerMessage = (
 LeaderMessage = Start | RankCommand | RankSignal | ShowProfile | CallsRequest | BlockSize | Over
 Message = FollowerMessage | LeaderMessage
 
-Cuttable = TypeVar("Cuttable", RankBytes, RankOutput)
 Decoded = TypeVar("Decoded")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -253,7 +253,7 @@ def this_version() -> str:
     return version("shardyard")
 
 
-def split(message: Cuttable) -> Iterator[Cuttable]:
+def split(message: RankBytes) -> Iterator[RankBytes]:
     """The message as several of at most `MAX_DATA_BYTES`; mostly itself alone."""
     if len(message.data) <= MAX_DATA_BYTES:
         yield message

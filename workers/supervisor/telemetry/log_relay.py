@@ -66,15 +66,23 @@ class LogRelay:
     """The logs of one attempt. Used by one thread; does not wait for anything but the disk."""
 
     def __init__(
-        self, attempt: Path, devices: int, shipper: StreamShipper | None, clock: Callable[[], float] = time.time
+        self,
+        attempt: Path,
+        devices: int,
+        shipper: StreamShipper | None,
+        clock: Callable[[], float] = time.time,
+        *,
+        first: int = 0,
     ) -> None:
-        """Write the logs of `devices` devices into the attempt's directory (`jobs.files.paths`).
+        """Write the logs of `devices` devices, from `first` on, into the attempt's directory (`jobs.files.paths`).
+        Lines of others are left out: where an attempt has several nodes, each writes those of its own.
 
         Raises:
             OSError: the directory cannot be made.
         """
         paths.logs_dir(attempt).mkdir(parents=True, exist_ok=True)
-        self._devices = [_DeviceLog(LogWriter(paths.log_file(attempt, device))) for device in range(devices)]
+        numbers = range(first, first + devices)
+        self._devices = {device: _DeviceLog(LogWriter(paths.log_file(attempt, device))) for device in numbers}
         self._shipper = shipper
         self._clock = clock
         self._own_bytes: dict[StreamName, int] = {}  # written by the service
@@ -82,11 +90,13 @@ class LogRelay:
     @property
     def dropped(self) -> int:
         """Lines that could not be written, up to now."""
-        return sum(device.writer.dropped for device in self._devices)
+        return sum(device.writer.dropped for device in self._devices.values())
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         """Take bytes that were just read from a pipe, in pieces of any size. Lines get the time and the step of the
         piece that ends them, however long they wait for their chunk."""
+        if device not in self._devices:
+            return
         now = self._clock()
         source = self._source_of(device, stream, rank)
         source.step, source.read_at = step, now
@@ -110,6 +120,7 @@ class LogRelay:
     def add_shard_lines(self, rank: int, lines: Sequence[ShardLine]) -> None:
         """Write lines about the steps of one packet of a rank. They have waited in the rank, so they are not held back
         again, and they stay together in chunks."""
+        lines = [line for line in lines if line.device in self._devices]
         if not self._has_room("shard", sum([len(line.text) for line in lines])):
             return
         now = self._clock()
@@ -131,15 +142,15 @@ class LogRelay:
         before = self._own_bytes.get(stream, 0)
         after = self._own_bytes[stream] = before + count
         if before <= MAX_OWN_BYTES < after and stream == "shard":
-            self._add_own_line(0, "service", 0, OWN_LIMIT_REACHED.format(before), None)
+            self._add_own_line(min(self._devices), "service", 0, OWN_LIMIT_REACHED.format(before), None)
         return after <= MAX_OWN_BYTES
 
     def next_deadline(self) -> float | None:
         """When `flush_due` is to be called, by the relay's clock; `None` while nothing waits."""
-        waiting = [device.since + CHUNK_SECONDS for device in self._devices if device.runs]
+        waiting = [device.since + CHUNK_SECONDS for device in self._devices.values() if device.runs]
         waiting += [
             source.drawn_at + REDRAW_SECONDS
-            for device in self._devices
+            for device in self._devices.values()
             for source in device.sources.values()
             if source.drawn_at is not None
         ]
@@ -147,7 +158,7 @@ class LogRelay:
 
     def flush_due(self, now: float) -> None:
         """Write what has waited long enough."""
-        for index, device in enumerate(self._devices):
+        for index, device in self._devices.items():
             for source in device.sources.values():
                 if source.drawn_at is not None and is_due(source.drawn_at, REDRAW_SECONDS, now):
                     self._queue_lines(index, source, source.splitter.take_redrawn(), source.read_at)
@@ -157,7 +168,7 @@ class LogRelay:
 
     def close(self) -> None:
         """Write all that is left, last lines without a newline too, and seal every file. Call it once."""
-        for index, device in enumerate(self._devices):
+        for index, device in self._devices.items():
             for source in sorted(device.sources.values(), key=lambda source: source.read_at):
                 self._queue_lines(index, source, source.splitter.take_unended(), source.read_at)
             self._write_chunk(index)

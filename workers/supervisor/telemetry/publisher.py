@@ -48,8 +48,9 @@ class TelemetryPublisher:
         samples: Path,
         redactor: SecretRedactor | None = None,
     ) -> None:
-        """`samples` is the file in which the node writes those of the attempt's hardware. `redactor` cleans what the
-        service itself says of the attempt: what ranks send comes clean.
+        """`devices`: how many this node has, whose logs are written here. `samples` is the file in which the node
+        writes those of the attempt's hardware. `redactor` cleans what the service itself says of the attempt: what
+        ranks send comes clean.
 
         Raises:
             OSError: the attempt's directory cannot be made.

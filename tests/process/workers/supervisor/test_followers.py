@@ -57,7 +57,6 @@ def leader() -> Iterator[Leader]:
                 records=lambda rank, data: made.taken.append(("records", rank.number)),
                 block=lambda rank, block: made.taken.append(("block", rank.number)),
                 corrupt=lambda rank, why: made.taken.append(("corrupt", why)),
-                output=lambda rank, device, stream, data: made.taken.append(("output", rank.number)),
                 descendant=lambda rank, record, source: None,
                 descendant_ended=lambda rank, source: None,
                 death=take_death,

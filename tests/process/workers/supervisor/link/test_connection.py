@@ -36,8 +36,8 @@ from workers.supervisor.link.messages import (
     RankBytes,
     RankCommand,
     RankEnded,
-    RankOutput,
     RankSignal,
+    RankTail,
     Start,
     decode_from_follower,
     encode,
@@ -69,7 +69,7 @@ def test_messages_arrive_in_their_order_on_both_sides(address: str) -> None:
             RankSignal(3, 15),
             Over("x"),
         ]
-        up: list[Message] = [RankBytes(4, b"abc"), RankOutput(4, 4, "stdout", b""), RankEnded(4, 0, 0.0, False)]
+        up: list[Message] = [RankBytes(4, b"abc"), RankTail(4, b""), RankEnded(4, 0, 0.0, False)]
         for message in down:
             leader.send(message)
         for message in up:
@@ -339,7 +339,7 @@ class Wire:
 messages = st.lists(
     st.one_of(
         st.builds(RankBytes, st.integers(0, 1023), st.binary(max_size=300)),
-        st.builds(RankOutput, st.integers(0, 9), st.integers(0, 9), st.just("stderr"), st.binary(max_size=9)),
+        st.builds(RankTail, st.integers(0, 9), st.binary(max_size=9)),
         st.builds(PartFailed, st.just("no_disk"), st.text(max_size=9), st.binary(max_size=9), st.booleans()),
     ),
     min_size=1,

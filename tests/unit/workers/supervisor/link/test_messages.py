@@ -29,8 +29,8 @@ from workers.supervisor.link.messages import (
     RankCommand,
     RankCorrupt,
     RankEnded,
-    RankOutput,
     RankSignal,
+    RankTail,
     ShowProfile,
     Start,
     decode_from_follower,
@@ -46,7 +46,7 @@ FROM_FOLLOWERS = [
     RankBytes(3, b"\0\xff"),
     RankBlock(3, StepBlock(128, 16, 1.7e9, Step(130, 0, "train", (0,), 1.7e9, 12.5, forward_ms=(3.0,)))),
     RankCorrupt(3, "a packet does not decode"),
-    RankOutput(3, 3, "stderr", b"loss 0.1\n"),
+    RankTail(3, b"KeyError: 3\n"),
     RankEnded(3, -9, 0.25, out_of_memory=True),
     DescendantBytes(3, 7, b"packet"),
     DescendantEnded(3, 7),
@@ -110,8 +110,8 @@ def test_a_leader_may_not_say_what_only_a_follower_may(message: messages.Followe
         encode(RankEnded(1, 0, float("nan"), out_of_memory=False)),
         encode(Beat(float("inf"))),
         encode(Beat(-1.0)),
-        msgspec.msgpack.encode(["RankOutput", 1, 1, 3, b""]),
-        msgspec.msgpack.encode(["RankOutput", 1, 1, "x", b""]).replace(b"\xa1x", b"\xa1\xff"),
+        msgspec.msgpack.encode(["RankTail", 1, 3]),
+        msgspec.msgpack.encode(["RankCorrupt", 1, "x"]).replace(b"\xa1x", b"\xa1\xff"),
         b"\x94\xa9RankBytes\x01\xc4\0" + b"\x91" * 100_000 + b"\xc0",
     ],
     ids=repr,
@@ -129,10 +129,10 @@ def test_a_newer_hello_is_read_without_its_new_fields() -> None:
 @pytest.mark.parametrize("size", [0, 1, MAX_DATA_BYTES, MAX_DATA_BYTES + 1, 3 * MAX_DATA_BYTES])
 def test_bytes_of_a_rank_are_split_and_none_is_lost(size: int) -> None:
     data = bytes(number % 251 for number in range(size))
-    parts = list(split(RankOutput(1, 2, "stdout", data)))
+    parts = list(split(RankBytes(1, data)))
     assert b"".join(part.data for part in parts) == data
     assert len(parts) == max(1, -(-size // MAX_DATA_BYTES))
-    assert {(part.rank, part.device, part.stream) for part in parts} == {(1, 2, "stdout")}
+    assert {part.rank for part in parts} == {1}
 
 
 @pytest.mark.parametrize("size", [MAX_DATA_BYTES, DESCENDANT_PACKET_BYTES + 4])
