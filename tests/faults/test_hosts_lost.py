@@ -39,6 +39,15 @@ def running_on(hosts: HostService, jobs: list[str], node: str) -> list[JobRecord
     return [job for job in found if job.state is JobState.RUNNING and node in {place.node for place in job.placement}]
 
 
+def await_loss(hosts: HostService, victim: JobRecord) -> None:
+    """Wait until the attempt that a job had is lost."""
+    eventually(
+        lambda: hosts.attempts(victim.id)[victim.attempt - 1].reason in LOST,
+        f"the attempt of {victim.id} is lost",
+        PATIENCE_SECONDS,
+    )
+
+
 def test_every_job_is_accounted_for_while_hosts_are_lost_one_by_one_and_when_they_are_back(tmp_path: Path) -> None:
     need("network namespaces")
     with service_over_hosts(tmp_path, HOSTS) as hosts, ExitStack() as cables:
@@ -48,17 +57,11 @@ def test_every_job_is_accounted_for_while_hosts_are_lost_one_by_one_and_when_the
             hosts.held(job)
         for node in hosts.nodes[:0:-1]:
             victims = running_on(hosts, jobs, node)
-            attempts = {job.id: job.attempt for job in victims}
             lose(hosts, node)
             cables.callback(hosts.hosts.join, hosts.host(node))
-            for job in victims:
-                number = attempts[job.id]
-                eventually(
-                    lambda job=job.id, number=number: hosts.attempts(job)[number - 1].reason in LOST,  # type: ignore[misc]
-                    f"the attempt of {job.id} on {node} is lost",
-                    PATIENCE_SECONDS,
-                )
-                assert hosts.held_on(node, hosts.attempt(job.id, number)), "a lost host keeps its devices"
+            for victim in victims:
+                await_loss(hosts, victim)
+                assert hosts.held_on(node, hosts.attempt(victim.id, victim.attempt)), "a lost host keeps its devices"
             assert violations(hosts.store.client) == []
 
         for job in jobs:
