@@ -83,6 +83,9 @@ class Settings(BaseSettings):
     archive_days: float = Field(
         0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: for ever"
     )
+    audit_days: float = Field(
+        365, ge=0, le=36_500, description="how long entries of the audit are kept, by whole days; 0: for ever"
+    )
 
     node: str = Field(
         default_factory=lambda: socket.gethostname().lower()[:MAX_NODE_LENGTH],

@@ -32,7 +32,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import secrets, tokens
+from shardyard.cli.accounts import audit, secrets, tokens
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -62,6 +62,7 @@ EXAMPLES = "\n\n".join(
     )
 )
 MORE_EXAMPLES = {
+    "audit": audit.EXAMPLES,
     "watch": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -148,7 +149,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | artifacts.COMMANDS
         | profile.COMMANDS,
     ),
-    ("Machines and access", top.COMMANDS | pools.COMMANDS),
+    ("Machines and access", top.COMMANDS | pools.COMMANDS | audit.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():
