@@ -35,7 +35,6 @@ _BOTH = {
     "port": "0",
     "unixsocketperm": "700",
     "daemonize": "no",
-    "logfile": "",
     "save": "",
     "appendonly": "yes",
     "maxmemory-policy": "noeviction",
@@ -97,7 +96,10 @@ def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = _read_password(directory / "password")
     socket = _socket_path(directory)
-    settings = SETTINGS[name] | {"dir": str(directory), "unixsocket": str(socket), "requirepass": password}
+    # It opens a file with a name for each line, so that one which was renamed is followed by a new one.
+    log_path = data_dir / "log" / f"{name}.log"
+    places = {"dir": str(directory), "unixsocket": str(socket), "logfile": str(log_path)}
+    settings = SETTINGS[name] | places | {"requirepass": password}
     config = directory / "redis.conf"
     _write_private(config, "".join(f"{key} {_quote_value(value)}\n" for key, value in settings.items()))
     service = ServiceProcess(
@@ -105,7 +107,7 @@ def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
         argv=(str(server), str(config)),
         env={},
         lock_path=directory / "lock",
-        log_path=data_dir / "log" / f"{name}.log",
+        log_path=log_path,
         keep=True,
         stop_seconds=30,
     )

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shardyard.service import embedded_redis
+from shardyard.service import embedded_redis, service_logs
 from shardyard.service.embedded_redis import EmbeddedRedis
 from shardyard.service.processes import ProcessGroup, ServiceError
 
@@ -121,3 +122,19 @@ def test_any_data_directory_works(tmp_path: Path, manager: ProcessGroup, directo
     with redis.Redis.from_url(server.url) as client:
         assert client.set("k", "v")
     assert len(os.fsencode(server.socket)) <= embedded_redis.MAX_SOCKET_PATH_BYTES
+
+
+def test_its_log_is_rotated_while_it_runs(
+    tmp_path: Path, manager: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = running(tmp_path, manager)
+    log = server.service.log_path
+    monkeypatch.setattr(service_logs, "MAX_LOG_BYTES", log.stat().st_size - 1)
+    manager.watch(0)
+    assert log.with_name("control.log.1").stat().st_size > 0
+    with redis.Redis.from_url(server.url) as client:
+        assert client.bgrewriteaof()
+    deadline = time.monotonic() + 60
+    while not (log.exists() and b"rewriting" in log.read_bytes()):
+        assert time.monotonic() < deadline
+        manager.watch(0.05)
