@@ -27,6 +27,7 @@ from shardyard.cli import (
     jobs,
     logs,
     profile,
+    redis_users,
     service,
     splits,
     submit,
@@ -63,6 +64,7 @@ EXAMPLES = "\n\n".join(
 )
 MORE_EXAMPLES = {
     "audit": audit.EXAMPLES,
+    "redis-acl": redis_users.EXAMPLES,
     "watch": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -138,7 +140,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
-    ("Running the service", service.COMMANDS | backup.COMMANDS),
+    ("Running the service", service.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
     (
         "Jobs",
         jobs.COMMANDS
