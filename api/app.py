@@ -155,6 +155,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         settings,
         disks,
         lambda: scheduler.alive,
+        app.state.audit_log,
     )
     app.state.authenticator = authenticator
     app.state.services = {type(service): service for service in services}
@@ -216,6 +217,7 @@ def _build_services(
     settings: Settings,
     disks: DiskGuard,
     is_scheduler_alive: Callable[[], bool],
+    audit_log: AuditLog,
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
@@ -232,7 +234,7 @@ def _build_services(
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),
         AuditService(storage),
-        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive),
+        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
     )
 
 

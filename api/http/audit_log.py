@@ -88,11 +88,21 @@ class AuditLog:
         self._added.put(_Order.CLOSE)
         self._thread.join()
 
+    @property
+    def waiting(self) -> int:
+        """Entries that are not written yet."""
+        return self._handed_over - self._settled
+
+    @property
+    def is_full(self) -> bool:
+        """Whether entries cannot be written, and as many wait as may wait."""
+        return bool(self.failure) and self.waiting >= MAX_WAITING
+
     def require_room(self) -> None:
         """Raises:
-        Unavailable: entries cannot be written, and as many wait as may wait.
+        Unavailable: the log is full.
         """
-        if self.failure and self._count_waiting() >= MAX_WAITING:
+        if self.is_full:
             raise Unavailable(
                 f"the audit log cannot be written ({self.failure}), and nothing is changed without it; an operator has "
                 "to make room on the storage, or repair it"
@@ -111,7 +121,7 @@ class AuditLog:
         if self.failure or started < self._slow_until or not self._file_lock.acquire(blocking=False):
             return False
         try:
-            if self._count_waiting() or not self._file.is_ready(day):
+            if self.waiting or not self._file.is_ready(day):
                 return False
             self._file.append(self._directory, day, (line,))
         except OSError:
@@ -129,7 +139,7 @@ class AuditLog:
         """Have the thread append a line."""
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
-        if self.failure and self._count_waiting() >= 2 * MAX_WAITING:  # those of requests that were under way
+        if self.failure and self.waiting >= 2 * MAX_WAITING:  # those of requests that were under way
             log.error("audit_entry_lost", entry=line.decode())
             written.set_result(None)
             return written
@@ -138,9 +148,6 @@ class AuditLog:
         late = loop.call_later(WRITE_SECONDS, _finish, (written,))
         written.add_done_callback(lambda _: late.cancel())
         return written
-
-    def _count_waiting(self) -> int:
-        return self._handed_over - self._settled
 
     def _run(self) -> None:
         sync_at, order = math.inf, None

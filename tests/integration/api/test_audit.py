@@ -22,7 +22,9 @@ from jobs.store.tokens import Scope
 from shardyard.client import AsyncClient, audit_entries
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.responses import at as format_time
+from shardyard.service.backup.selection import StorageSelection
 from tests.integration.api.conftest import ADMIN, Api, bearer, running
+from tests.integration.api.test_process import api_process
 
 pytestmark = pytest.mark.anyio
 
@@ -287,6 +289,8 @@ async def test_entries_wait_while_they_cannot_be_written_and_then_nothing_is_cha
     assert refused.json()["code"] == "unavailable"
     assert "audit log cannot be written" in refused.json()["detail"]
     assert (await api.client.get("/v1/tokens")).status_code == 200
+    assert (await api.client.get("/readyz")).json()["checks"]["audit"] == "cannot be written: Not a directory"
+    assert "shardyard_audit_waiting 2.0" in (await api.client.get("/metrics")).text
     directory.unlink()
     async with asyncio.timeout(60):
         while (await api.client.post("/v1/tokens", json=body)).status_code != 201:
@@ -309,3 +313,18 @@ def test_old_days_are_removed(tmp_path: Path) -> None:
     now = 1_769_860_800_000_000  # 2026-01-31T12:00:00Z
     assert audit_files.remove_old_days(tmp_path, 29, now) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-01-02", "2026-01-30", "other"]
+
+
+def test_an_entry_outlives_a_kill_right_after_the_answer(settings: Settings, tmp_path: Path) -> None:
+    with api_process(tmp_path, settings.control_url(), STORAGE=str(settings.storage)) as process:
+        url, body = f"http://127.0.0.1:{process.port()}", {"name": "n", "scopes": ["read"]}
+        with httpx.Client(base_url=url, headers=bearer(ADMIN), timeout=60) as client:
+            made = [client.post("/v1/tokens", json=body).json()["id"] for _ in range(3)]
+            process.child.kill()
+    assert [json.loads(line)["details"]["created"] for line in lines(settings)] == made
+
+
+def test_it_is_part_of_back_ups() -> None:
+    chosen = StorageSelection(Path(), {})
+    assert chosen.has(["audit"])
+    assert chosen.has(["audit", "2026-01-31", "1-a.jsonl"])
