@@ -36,15 +36,15 @@ class RepeatGuard:
         if known is not None:
             known.count += 1
             return False
+        if not self._known:
+            self._until = self._clock() + WINDOW_SECONDS
         self._known[key] = _Repeats(entry)
         return True
 
     def take_due(self, *, at_once: bool = False) -> list[tuple[AuditEntry, int]]:
         """What was counted in a minute that is over: the entry that was written, and how many more there were."""
-        now = self._clock()
-        if now < self._until and not at_once:
+        if self._clock() < self._until and not at_once:
             return []
-        self._until = now + WINDOW_SECONDS
         counted = [(known.entry, known.count) for known in self._known.values() if known.count]
         self._known = {}
         return counted
