@@ -16,7 +16,9 @@ from api.accounts import secrets_routes, sessions_routes, tokens_routes
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
 from api.accounts.tokens_service import TokenService
-from api.background import bundle_gc, secret_rotation
+from api.audit import routes as audit_routes
+from api.audit.service import AuditService
+from api.background import audit_retention, bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
 from api.bundles import routes as bundle_routes
@@ -35,6 +37,9 @@ from api.events.service_feed import ServiceFeed
 from api.fleet import routes as fleet_routes
 from api.fleet.service import FleetService
 from api.http import problems
+from api.http.audit_log import AuditLog
+from api.http.audit_middleware import AuditMiddleware
+from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Authenticator, load_operator_token
 from api.http.deps import authenticate
 from api.http.middleware import (
@@ -55,6 +60,7 @@ from api.system import dashboard_routes, docs_routes
 from api.system import routes as system_routes
 from api.system.service import SystemService
 from jobs.files import identity as storage_proof
+from jobs.files.audit_files import audit_dir
 from jobs.files.identity import StorageMismatch
 from jobs.files.service_disks import api_directories
 from jobs.model.records import TokenRecord
@@ -88,6 +94,7 @@ ROUTERS = (
     secrets_routes.router,
     tokens_routes.router,
     sessions_routes.router,
+    audit_routes.router,
     system_routes.router,
     docs_routes.router,
     dashboard_routes.router,
@@ -117,7 +124,10 @@ def create_app(settings: Settings) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     problems.install_handlers(app)
-    within = StatusPollMiddleware(app.build_middleware_stack(), *job_routes.find_status_route())
+    audit_log = AuditLog(audit_dir(settings.storage.expanduser()))
+    polls = StatusPollMiddleware(app.build_middleware_stack(), *job_routes.find_status_route())
+    within = AuditMiddleware(polls, audit_log, RepeatGuard())
+    app.state.audit_log, app.state.write_audit_repeats = audit_log, within.write_repeats
     app.middleware_stack = RequestLimitsMiddleware(within, allowed_hosts(settings), _body_limits(settings), monitoring)
     return app
 
@@ -145,10 +155,12 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         settings,
         disks,
         lambda: scheduler.alive,
+        app.state.audit_log,
     )
     app.state.authenticator = authenticator
     app.state.services = {type(service): service for service in services}
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
+    app.state.audit_log.start()
     scheduler.start()
     prepare = threading.Timer(PREPARE_SECONDS, hint_sender.import_celery)
     prepare.daemon = True
@@ -156,6 +168,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     watches = (
         asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
         asyncio.create_task(disks.watch()),
+        asyncio.create_task(audit_retention.count_repeats(app.state.write_audit_repeats)),
         asyncio.create_task(
             sweep_storage(
                 partial(storage_proof.prove_storage, reconciled, storage),
@@ -174,6 +187,8 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         # The scheduler first: it may be sending. Then what it used, then what the routes used.
         await asyncio.to_thread(scheduler.stop)
         hint_sender.close()
+        app.state.write_audit_repeats(at_once=True)
+        await asyncio.to_thread(app.state.audit_log.close)
         reconciled.close()
         await telemetry.close()
         await control.close()
@@ -202,6 +217,7 @@ def _build_services(
     settings: Settings,
     disks: DiskGuard,
     is_scheduler_alive: Callable[[], bool],
+    audit_log: AuditLog,
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
@@ -217,7 +233,8 @@ def _build_services(
         secrets,
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),
-        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive),
+        AuditService(storage),
+        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
     )
 
 
@@ -258,7 +275,9 @@ def _periodic_sweeps(
     days = (settings.retention_days, settings.archive_days)
     retention, archived = (number * 86_400 for number in days)
     idle = settings.bundle_hours * 3600
+    audited = audit_dir(storage)
     return (
+        PeriodicSweep("audit", partial(audit_retention.sweep_audit, audited, settings.audit_days), SWEEP_SECONDS),
         PeriodicSweep(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),

@@ -1,11 +1,14 @@
 """The service of browser sessions: a token is sent once, and a cookie stands for it from then on."""
 
+from dataclasses import replace
+
 from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas.requests import parse_sign_in
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import sessions, tokens
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import Unauthenticated
 from shardyard.contract.responses import Caller
 
 
@@ -25,12 +28,19 @@ class SessionService:
         who = await self._authenticator.authenticate_token(text)
         session = sessions.new_session_id()
         await self._store.run(sessions.begin_session(session, who.token, tokens.hash_token(text)))
-        audit.log_audit_event(who, "signed_in")
+        audit.log_audit_event(replace(who, session=sessions.name_session(session)), "signed_in")
         return session
 
     async def end_session(self, session: str) -> None:
+        """A session that has ended, or never was, is no error, and no entry of the audit."""
+        try:
+            who = await self._authenticator.authenticate_session(session)
+        except Unauthenticated:
+            who = None
         if 0 < len(session) <= sessions.MAX_ID_LENGTH:
             await self._store.run(sessions.end_session(session))
+        if who is not None:
+            audit.log_audit_event(who, audit.ENDED_SESSION)
 
 
 def describe_caller(who: Principal) -> Caller:

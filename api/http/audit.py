@@ -1,4 +1,13 @@
-"""The audit log: one entry for each change that a caller makes."""
+"""The audit: which requests have entries in it, and what a service adds to the entry of its request.
+
+Every route that changes something or hands out a file has its action in a table here; the entry is written by
+`api.http.audit_middleware`. A service may say more about what it did, and name the action better.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import structlog
 
@@ -6,6 +15,59 @@ from api.http.auth import Principal
 
 _log = structlog.get_logger("shardyard.audit")
 
+#: Of a request whose token or session is not valid, or that lacks a scope.
+TOKEN_REFUSED: Final = "token_refused"  # noqa: S105  (a name, no password)
+SCOPE_REFUSED: Final = "scope_refused"
+ENDED_SESSION: Final = "signed_out"
+
+#: Requests that change something, by method and path.
+CHANGES: Final[Mapping[tuple[str, str], str]] = {
+    ("POST", "/v1/jobs"): "job_submitted",
+    ("POST", "/v1/jobs/{job}/resubmit"): "job_submitted",
+    ("POST", "/v1/jobs/{job}/cancel"): "job_cancelled",
+    ("POST", "/v1/jobs/cancel"): "jobs_cancelled",
+    ("DELETE", "/v1/jobs/{job}"): "job_deleted",
+    ("POST", "/v1/jobs/{job}/profile"): "profile_requested",
+    ("POST", "/v1/bundles"): "bundle_uploaded",
+    ("PUT", "/v1/secrets/{secret}"): "secret_stored",
+    ("DELETE", "/v1/secrets/{secret}"): "secret_deleted",
+    ("POST", "/v1/tokens"): "token_created",
+    ("DELETE", "/v1/tokens/{token}"): "token_revoked",
+    ("POST", "/v1/sign-in"): "signed_in",
+    ("POST", "/v1/sign-out"): ENDED_SESSION,
+    ("PUT", "/v1/pools/{pool}"): "pool_policy_set",
+    ("POST", "/v1/nodes/{node}/drain"): "node_drained",
+    ("DELETE", "/v1/nodes/{node}/drain"): "node_undrained",
+    ("POST", "/v1/nodes/{node}/devices/{device}/quarantine"): "device_quarantined",
+    ("DELETE", "/v1/nodes/{node}/devices/{device}/quarantine"): "device_unquarantined",
+    ("DELETE", "/v1/nodes/{node}"): "node_forgotten",
+}
+#: Requests that hand out what jobs have made, or the audit itself.
+DOWNLOADS: Final[Mapping[tuple[str, str], str]] = {
+    ("GET", "/v1/jobs/{job}/artifacts/{path:path}"): "file_downloaded",
+    ("GET", "/v1/audit"): "audit_read",
+}
+#: Requests with another method than GET that change nothing.
+UNCHANGING: Final = frozenset({("POST", "/v1/plan")})
+
+
+@dataclass(slots=True)
+class AuditNotes:
+    """What the services say of one request: who it was, where no token was sent with it, and each action with its
+    details."""
+
+    who: Principal | None = None
+    actions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+
+#: Those of the request that runs now.
+current_notes: ContextVar[AuditNotes | None] = ContextVar("current_notes", default=None)
+
 
 def log_audit_event(who: Principal, event: str, **fields: object) -> None:
-    _log.info(event, **fields, token=who.token, tenant=who.tenant)
+    """Say what a request has done: in its entry, and, where that is at DEBUG, in the service's own log."""
+    notes = current_notes.get()
+    if notes is not None:
+        notes.who = who
+        notes.actions.append((event, fields))
+    _log.debug(event, **fields, token=who.token, tenant=who.tenant)

@@ -55,11 +55,13 @@ def is_public(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The bearer of a token."""
+    """The bearer of a token. `name` is that of the token; `session` names a browser's session, if it is one."""
 
     token: str
     tenant: str
     scopes: frozenset[str]
+    name: str = ""
+    session: str = ""
 
     @property
     def may_submit(self) -> bool:
@@ -107,7 +109,7 @@ class Authenticator:
         record = await self._read_token(token)
         if record is None or not tokens.verify_secret(record, secret, now=time.time_ns() // 1000):
             raise Unauthenticated("the token is unknown, revoked or expired")
-        return Principal(record.id, record.tenant, record.scopes)
+        return Principal(record.id, record.tenant, record.scopes, record.name)
 
     async def authenticate_session(self, session: str) -> Principal:
         """The caller of a browser's session. The token is checked again: a session ends with it, and where it has
@@ -125,7 +127,7 @@ class Authenticator:
             raise Unauthenticated(SESSION_OVER)
         if not sessions.is_owner(owner, session, record):
             raise Unauthenticated(SESSION_OVER)
-        return Principal(record.id, record.tenant, record.scopes)
+        return Principal(record.id, record.tenant, record.scopes, record.name, sessions.name_session(session))
 
     def forget_token(self, token: str) -> None:
         """Ask Redis again the next time, because the token was revoked."""

@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Header, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
+from api.http.audit import CHANGES
+from api.http.audit_log import AuditLog
 from api.http.auth import SAFE, Authenticator, Principal, is_public
 from jobs.files.log_file import STREAMS
 from jobs.store.tokens import Scope
@@ -22,6 +24,9 @@ _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 async def authenticate(request: Request) -> None:
     """Dependency of the whole application: no route is reached without passing here."""
+    if (request.method, request.scope["route"].path) in CHANGES:
+        audit_log: AuditLog = request.app.state.audit_log
+        audit_log.require_room()
     if is_public(request.scope["path"]):
         return
     authenticator: Authenticator = request.app.state.authenticator
@@ -32,8 +37,8 @@ async def authenticate(request: Request) -> None:
         principal = await authenticator.authenticate_session(session)
     else:
         principal = await authenticator.authenticate_header(header)
-    principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
     request.state.authenticate_header = principal
+    principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:

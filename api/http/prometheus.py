@@ -25,6 +25,7 @@ class GaugeValues:
     streams: int = 0  # streams of events that are open
     readings: Mapping[str, Sequence[NodeReading]] = field(default_factory=dict)  # of devices that work, by node
     disks: Sequence[DiskSpace] = ()  # that the API process needs
+    audit_waiting: int = 0  # entries of the audit that are not written
 
 
 class ProcessMetrics:
@@ -47,6 +48,7 @@ class ProcessMetrics:
         self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=registry)
         self._waiting = Gauge("shardyard_waiting_requests", "Requests held until a status changes", registry=registry)
         self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=registry)
+        self._audit = Gauge("shardyard_audit_waiting", "Entries of the audit that are not written", registry=registry)
         self._pools = PoolGauges(registry)
         self._disks = {
             name: Gauge(f"shardyard_disk_{name}_bytes", title, ("disk",), registry=registry)
@@ -75,6 +77,7 @@ class ProcessMetrics:
             self._jobs.labels(state).set(number)
         self._waiting.set(counts.waiting)
         self._streams.set(counts.streams)
+        self._audit.set(counts.audit_waiting)
         self._pools.show(counts.pools)
         for disk in counts.disks:
             self._disks["free"].labels(disk.name).set(disk.free_bytes)

@@ -7,6 +7,7 @@ from api.data.disk_guard import DiskGuard
 from api.data.fleet_cache import FleetCache
 from api.data.telemetry_reader import TelemetryReader
 from api.events.service import StreamSlots
+from api.http.audit_log import AuditLog
 from api.http.auth import Principal
 from api.http.prometheus import GaugeValues
 from api.schemas import views
@@ -29,6 +30,7 @@ class SystemService:
         streams: StreamSlots,
         disks: DiskGuard,
         scheduler_alive: Callable[[], bool],
+        audit: AuditLog,
     ) -> None:
         self._store = control
         self._telemetry = telemetry
@@ -37,11 +39,13 @@ class SystemService:
         self._streams = streams
         self._disks = disks
         self._scheduler_alive = scheduler_alive
+        self._audit = audit
 
     async def check_readiness(self) -> Readiness:
         """Whether a job that is submitted now would be stored and could start."""
         checks = {"scheduler": "ok" if self._scheduler_alive() else "not running"}
         low = self._disks.low
+        checks["audit"] = f"cannot be written: {self._audit.failure}" if self._audit.is_full else "ok"
         checks["disks"] = f"{low[0].name}: {low[0].shortage}" if low else "ok"
         try:
             fleet = await self._fleet.read_fleet(max_age=READY_SECONDS)
@@ -64,4 +68,6 @@ class SystemService:
         readings = await self._telemetry.read_readings([node.id for node in fleet.nodes])
         states = {str(state): number for state, number in jobs.items()}
         waiting, streams = self._changes.waiting_count, self._streams.open_count
-        return GaugeValues(states, views.pool_views(fleet), waiting, streams, readings, self._disks.spaces)
+        return GaugeValues(
+            states, views.pool_views(fleet), waiting, streams, readings, self._disks.spaces, self._audit.waiting
+        )

@@ -29,6 +29,12 @@ class Settings(BaseSettings):
     telemetry_url: SecretStr | None = Field(
         None, description="telemetry Redis, for logs, metrics and reports; by default the control Redis"
     )
+    supervisor_redis_url: SecretStr | None = Field(
+        None, description="control Redis with the user of supervisors, for a worker to pass on; by default its own"
+    )
+    supervisor_telemetry_url: SecretStr | None = Field(
+        None, description="telemetry Redis with the user of supervisors; by default the worker's own"
+    )
     storage: Path = Field(
         Path("~/.local/share/shardyard/storage"),
         description="directory that the API and all nodes share: logs, reports, artifacts, bundles",
@@ -82,6 +88,9 @@ class Settings(BaseSettings):
     )
     archive_days: float = Field(
         0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: for ever"
+    )
+    audit_days: float = Field(
+        365, ge=0, le=36_500, description="how long entries of the audit are kept, by whole days; 0: for ever"
     )
 
     node: str = Field(
@@ -227,3 +236,11 @@ class Settings(BaseSettings):
     def telemetry(self) -> str:
         """URL of the telemetry Redis (the control one where no other is set)."""
         return self.telemetry_url.get_secret_value() if self.telemetry_url is not None else self.control_url()
+
+    def supervisor_urls(self) -> tuple[str, str]:
+        """URLs of the control and the telemetry Redis for supervisors (the worker's own where no others are set)."""
+        control, telemetry = self.supervisor_redis_url, self.supervisor_telemetry_url
+        return (
+            self.control_url() if control is None else control.get_secret_value(),
+            self.telemetry() if telemetry is None else telemetry.get_secret_value(),
+        )

@@ -11,6 +11,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     MasterDownError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -108,7 +109,8 @@ class RedisStore:
 
     def _load_functions(self) -> None:
         library = function_library()
-        self._send(library.load_command)
+        with _loading_functions():
+            self._send(library.load_command)
         for command in library.delete_commands(self._send(library.list_command)):
             with suppress(ResponseError):  # another process has just deleted it
                 self._send(command)
@@ -160,7 +162,8 @@ class AsyncRedisStore:
 
     async def _load_functions(self) -> None:
         library = function_library()
-        await self._send(library.load_command)
+        with _loading_functions():
+            await self._send(library.load_command)
         for command in library.delete_commands(await self._send(library.list_command)):
             with suppress(ResponseError):  # another process has just deleted it
                 await self._send(command)
@@ -171,6 +174,18 @@ class AsyncRedisStore:
     async def close(self) -> None:
         await self._connection.close()
         await self.client.aclose()
+
+
+@contextmanager
+def _loading_functions() -> Iterator[None]:
+    """Only the API may load functions where each role has a user of its own; it does so when it starts."""
+    try:
+        yield
+    except NoPermissionError as error:
+        raise Unavailable(
+            "the control Redis does not have the functions of this version yet, and this process may not load them: "
+            "start the API of this version first"
+        ) from error
 
 
 @contextmanager

@@ -33,6 +33,11 @@ def new_session_id() -> str:
     return secrets.token_urlsafe(32)
 
 
+def name_session(session: str) -> str:
+    """A name of a session, from which nobody learns its id."""
+    return hash_secret(session)[:12]
+
+
 def begin_session(session: str, token: str, digest: str) -> Call[None]:
     """Begin a session of the token with the id `token`, whose secret has the SHA-256 `digest`."""
     owner = f"{token} {_prove_digest(session, digest)}"

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 import msgspec
 import structlog
 
+from jobs.support.log_follower import LogFollower, follow_log
+
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 
@@ -21,14 +23,14 @@ def configure_logging(level: str, libraries: str = "") -> None:
     Our events are written without passing through `logging`, which takes twice the time; what libraries log there comes
     out in the same form, from the level `libraries` on where they have one of their own.
     """
-    lines = _LineFile(sys.stderr.buffer)
+    lines = _LineFile(sys.stderr.buffer, follow_log())
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, _complete_event, _encode_event],
         logger_factory=lines.logger,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _LineHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_complete_event],
@@ -51,6 +53,22 @@ def clean_log_lines(clean: Callable[[bytes], bytes]) -> None:
     structlog.get_config()["processors"].append(lambda _logger, _level, line: clean(line))
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_CleanFormatter(handler.formatter, clean))
+
+
+class _LineHandler(logging.Handler):
+    """Writes what libraries log to the file of our events."""
+
+    def __init__(self, lines: "_LineFile") -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record).encode()
+        except Exception:  # noqa: BLE001  (a message that does not fit its arguments fails nobody who logs)
+            self.handleError(record)
+        else:
+            self._lines.write(line)
 
 
 class _CleanFormatter(logging.Formatter):
@@ -90,14 +108,18 @@ def _set_level(logger: logging.Logger, level: int) -> None:
 
 
 class _LineFile:
-    """A file that threads write whole lines to. A full disk loses lines, and fails nothing."""
+    """A file that threads write whole lines to. A full disk loses lines, and fails nothing. `follower` goes on with a
+    new file when this one was moved away."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, follower: LogFollower | None = None) -> None:
         self._file = file
+        self._follower = follower
         self._lock = threading.Lock()
 
     def write(self, line: bytes) -> None:
         with self._lock, suppress(OSError, ValueError):  # ValueError: it was closed
+            if self._follower is not None:
+                self._follower.follow()
             self._file.write(line + b"\n")
             self._file.flush()
 

@@ -27,12 +27,13 @@ from shardyard.cli import (
     jobs,
     logs,
     profile,
+    redis_users,
     service,
     splits,
     submit,
     top,
 )
-from shardyard.cli.accounts import secrets, tokens
+from shardyard.cli.accounts import audit, secrets, tokens
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -62,6 +63,8 @@ EXAMPLES = "\n\n".join(
     )
 )
 MORE_EXAMPLES = {
+    "audit": audit.EXAMPLES,
+    "redis-acl": redis_users.EXAMPLES,
     "watch": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -137,7 +140,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
-    ("Running the service", service.COMMANDS | backup.COMMANDS),
+    ("Running the service", service.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
     (
         "Jobs",
         jobs.COMMANDS
@@ -148,7 +151,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | artifacts.COMMANDS
         | profile.COMMANDS,
     ),
-    ("Machines and access", top.COMMANDS | pools.COMMANDS),
+    ("Machines and access", top.COMMANDS | pools.COMMANDS | audit.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():

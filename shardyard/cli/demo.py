@@ -22,7 +22,8 @@ from rich.console import Console
 from shardyard.cli.watch import watch_job
 from shardyard.client import Client
 from shardyard.client.connection import LocalService, local_service
-from shardyard.service.processes import ServiceError, tail_log
+from shardyard.service.processes import ServiceError
+from shardyard.service.service_logs import tail_log
 
 SPECS = ("digits-dp3", "digits-ddp2")
 GOAL = 0.95

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
 import httpx
 
-from shardyard.client import downloads, endpoints, operations
+from shardyard.client import audit_entries, downloads, endpoints, operations
 from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
 from shardyard.contract import fleet, responses
+from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
 
@@ -261,6 +262,11 @@ class Client:
 
     def revoke_token(self, token: str) -> None:
         self.call(endpoints.revoke_token(token))
+
+    def audit(self, **chosen: Any) -> Generator[AuditEntry, None, None]:
+        """Who did what, as it was written: the `newest` 50, or all `since` a time; with `follow=True` also what comes.
+        Filters: action, tenant, token, until. Needs an admin token."""
+        return self.items(audit_entries.read_audit(**chosen))
 
     def list_secrets(self) -> list[responses.SecretView]:
         """Names and times of your secrets; their values are never shown."""

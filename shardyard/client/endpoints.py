@@ -5,13 +5,14 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client.transport import READ_SECONDS, HttpCall
-from shardyard.contract import fleet, responses
+from shardyard.contract import audit, fleet, responses
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -335,6 +336,13 @@ def put_secret(name: str, value: str) -> HttpCall[responses.SecretView]:
 
 def delete_secret(name: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("secrets", name), kind=NoneType)
+
+
+def read_audit(**chosen: Any) -> HttpCall[audit.AuditPage]:
+    """One page, the newest entries first. Chosen: action (several with commas), tenant, token, since and until (times),
+    order, limit, cursor."""
+    times = {name: value.isoformat() for name, value in chosen.items() if isinstance(value, datetime)}
+    return _get_request("/v1/audit", audit.AuditPage, **(chosen | times))
 
 
 def check_readiness() -> HttpCall[responses.Readiness]:

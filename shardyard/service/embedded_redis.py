@@ -4,9 +4,11 @@
     telemetry   logs, metrics and reports: synced once a second, with a memory limit of its own, so
                 that a flood of log lines can never stop the control server
 
-Both listen on a unix socket only, behind a random password. Directories are 0700, files 0600.
+Both listen on a unix socket only. Each role of the service has a user with a random password and the rights that it
+needs (`jobs.store.acl`); the default user, which may do everything, has another. Directories are 0700, files 0600.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -19,11 +21,14 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from jobs.store.acl import RedisRole, RedisServerKind, user_name
 from shardyard.service.processes import ServiceError, ServiceProcess
+from shardyard.service.redis_users import user_lines
 
 MIN_VERSION = 7
 #: The kernel's limit for a unix socket's path is 108 bytes with the final zero.
@@ -35,7 +40,6 @@ _BOTH = {
     "port": "0",
     "unixsocketperm": "700",
     "daemonize": "no",
-    "logfile": "",
     "save": "",
     "appendonly": "yes",
     "maxmemory-policy": "noeviction",
@@ -55,12 +59,17 @@ class EmbeddedRedis:
     directory: Path
     socket: Path
     password: str
+    role_passwords: Mapping[RedisRole, str]
     service: ServiceProcess
 
     @property
     def url(self) -> str:
-        """The form that redis-py reads."""
+        """The form that redis-py reads, for the user who may do everything: `up` itself, and back-ups."""
         return f"unix://:{self.password}@{quote(str(self.socket))}?db=0"
+
+    def url_of(self, role: RedisRole) -> str:
+        """The same for a role of the service."""
+        return f"unix://{user_name(role)}:{self.role_passwords[role]}@{quote(str(self.socket))}?db=0"
 
 
 def find_server() -> Path:
@@ -97,19 +106,25 @@ def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = _read_password(directory / "password")
     socket = _socket_path(directory)
-    settings = SETTINGS[name] | {"dir": str(directory), "unixsocket": str(socket), "requirepass": password}
+    # It opens a file with a name for each line, so that one which was renamed is followed by a new one.
+    log_path = data_dir / "log" / f"{name}.log"
+    places = {"dir": str(directory), "unixsocket": str(socket), "logfile": str(log_path)}
+    settings = SETTINGS[name] | places | {"requirepass": password}
     config = directory / "redis.conf"
-    _write_private(config, "".join(f"{key} {_quote_value(value)}\n" for key, value in settings.items()))
+    role_passwords = {role: _read_password(directory / f"password-{role}") for role in RedisRole}
+    users = user_lines(role_passwords, [RedisServerKind(name)])
+    lines = [f"{key} {_quote_value(value)}\n" for key, value in settings.items()]
+    _write_private(config, "".join([*lines, *(f"{user}\n" for user in users)]))
     service = ServiceProcess(
         name=name,
         argv=(str(server), str(config)),
         env={},
         lock_path=directory / "lock",
-        log_path=data_dir / "log" / f"{name}.log",
+        log_path=log_path,
         keep=True,
         stop_seconds=30,
     )
-    return EmbeddedRedis(name, directory, socket, password, service)
+    return EmbeddedRedis(name, directory, socket, password, role_passwords, service)
 
 
 def redis_answers(server: EmbeddedRedis) -> bool:
@@ -126,6 +141,21 @@ def redis_answers(server: EmbeddedRedis) -> bool:
         said = let_in.decode(errors="replace").strip()
         raise ServiceError(f"the {server.name} Redis refuses the password in {server.directory / 'password'}: {said}")
     return (let_in, alive) == (b"+OK\r\n", b"+PONG\r\n")
+
+
+def set_users(server: EmbeddedRedis) -> None:
+    """Give the roles their users on a server that runs: one that an earlier version has started has none.
+
+    Raises:
+        ServiceError: it refuses.
+    """
+    for line in user_lines(server.role_passwords, [RedisServerKind(server.name)]):
+        reply = b""
+        with contextlib.suppress(OSError):
+            _, reply = _send_command(server, f"ACL SETUSER {line.removeprefix('user ')}")
+        if reply != b"+OK\r\n":
+            said = reply.decode(errors="replace").strip() or "no answer"
+            raise ServiceError(f"the {server.name} Redis does not take the users of the service's roles: {said}")
 
 
 def set_option(server: EmbeddedRedis, name: str, value: str) -> bool:

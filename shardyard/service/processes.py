@@ -27,10 +27,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import shardyard
+from jobs.support.log_follower import LOG_VARIABLE
 from shardyard.contract.errors import Unavailable
+from shardyard.service.service_logs import open_log, rotate_log, tail_log
 
 #: More deaths than this within the window end the service: a restart does not help any more. A process that was
 #: killed by SIGKILL has nothing wrong with itself, so it is started again however often that happens.
@@ -40,8 +42,6 @@ FIRST_BACK_OFF_SECONDS = 0.5
 MAX_BACK_OFF_SECONDS = 8.0
 #: Of a server that runs wait for: without it no lease is renewed.
 MAX_BACK_OFF_SECONDS_OF_REDIS = 2.0
-MAX_LOG_BYTES = 16 * 1024 * 1024
-LOG_TAIL_LINES = 15
 KILL_SECONDS = 5.0
 
 #: With less room on its disk than this a service that dies is started again however often: Redis ends rather than
@@ -153,7 +153,7 @@ class ProcessGroup:
             how = "replaced"
 
     def watch(self, timeout: float, *, restart: bool = True) -> None:
-        """Wait up to `timeout` seconds for a process to end or to be due again; restart what died.
+        """Wait up to `timeout` seconds for a process to end or to be due again; restart what died, and rotate logs.
 
         Raises:
             ServiceError: one service died too often, or (without `restart`: while starting) at all.
@@ -161,6 +161,8 @@ class ProcessGroup:
         now = time.monotonic()
         soonest = min((planned.due for planned in self._restarts.values()), default=now + timeout)
         ended = _wait_for_end(self._running.values(), max(0.0, min(timeout, soonest - now)))
+        for running in self._running.values():
+            rotate_log(running.service.log_path)
         for running in ended:
             self._note_death(running, allowed=MAX_DEATHS if restart else 0)
         for name, planned in list(self._restarts.items()):
@@ -260,17 +262,6 @@ def sole_owner(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def tail_log(path: Path) -> str:
-    """The last lines of a log, indented for a message."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 64 * 1024))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        return f"    (cannot be read: {error})"
-    return "\n".join(f"    {line}" for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
-
-
 def _open_lock(path: Path) -> int | None:
     """A descriptor that holds the lock, or None if another process does."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -287,10 +278,10 @@ def _spawn_service(service: ServiceProcess, lock: int) -> _RunningProcess:
     # Written before the child exists: without the record, a surviving process could not be identified.
     _write_lock(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
     try:
-        with _open_log(service.log_path) as log:
+        with open_log(service.log_path) as log:
             child = subprocess.Popen(
                 service.argv,
-                env=service.environment(),
+                env=service.environment() | {LOG_VARIABLE: str(service.log_path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -314,13 +305,6 @@ def _write_lock(lock: int, body: bytes) -> None:
 def _has_room(directory: Path) -> bool:
     disk = os.statvfs(directory)
     return disk.f_bavail * disk.f_frsize >= LEAST_ROOM_BYTES
-
-
-def _open_log(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(path.name + ".1"))
-    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _find_survivor(service: ServiceProcess) -> _RunningProcess | None:

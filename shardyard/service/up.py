@@ -28,6 +28,7 @@ from rich.markup import escape
 from api.http.exposure import UnsafeToStart
 from api.http.tls import ServerCertificate, choose_certificate
 from jobs.model.settings import Settings
+from jobs.store.acl import RedisRole
 from jobs.support import fs, secret_keys
 from shardyard import formatting
 from shardyard.client import Client
@@ -127,12 +128,13 @@ class _ServiceRun:
         self._workers = plan_workers(self._options.nodes, self._options.devices, Settings().node)
         port = self._choose_port()
         secret_keys.create_key_file(find_key_file(self._data_dir))
-        environment = self._service_environment(port) | self._start_redis()
+        environment, redis = self._service_environment(port), self._start_redis()
         if environment["SHARDYARD_RUN_AS"]:
             self._data_dir.chmod(0o711)  # jobs can reach their own directories in it, and list nothing
-        self._start_processes(_api_process(self._data_dir, environment))
+        self._start_processes(_api_process(self._data_dir, environment | redis.of_api))
         self._end_other_workers(environment)
-        self._start_processes(*(_worker_process(self._data_dir, environment, worker) for worker in self._workers))
+        of_worker = environment | redis.of_worker
+        self._start_processes(*(_worker_process(self._data_dir, of_worker, worker) for worker in self._workers))
         url = f"{'http' if self._certificate is None else 'https'}://{url_host(self._options.host)}:{port}"
         token_file = Path(environment["SHARDYARD_ADMIN_TOKEN_FILE"])
         nodes = self._wait_until_ready(url, token_file)
@@ -201,13 +203,13 @@ class _ServiceRun:
             "SHARDYARD_INSECURE_HTTP": "1" if self._options.insecure_http else "0",
         }
 
-    def _start_redis(self) -> dict[str, str]:
+    def _start_redis(self) -> "_RedisVariables":
         """The URLs of the Redis servers, which are started unless the caller named others."""
         if self._options.redis_url is not None:
             named = {"SHARDYARD_REDIS_URL": self._options.redis_url}
             if self._options.telemetry_url is not None:
                 named["SHARDYARD_TELEMETRY_URL"] = self._options.telemetry_url
-            return named
+            return _RedisVariables(named, named)
         program = embedded_redis.find_server()
         servers = {
             name: embedded_redis.prepare_redis(name, self._data_dir, program) for name in embedded_redis.SETTINGS
@@ -216,10 +218,23 @@ class _ServiceRun:
             self._start_processes(server.service)
         for server in servers.values():
             embedded_redis.wait_until_it_answers(server)
+            embedded_redis.set_users(server)
         self._room = RedisRoom(servers["control"], Settings().reserve_bytes, self._print_warning)
         self._room.keep()
-        telemetry_url = self._options.telemetry_url or servers["telemetry"].url
-        return {"SHARDYARD_REDIS_URL": servers["control"].url, "SHARDYARD_TELEMETRY_URL": telemetry_url}
+        control = servers["control"]
+        telemetry = {role: self._options.telemetry_url or servers["telemetry"].url_of(role) for role in RedisRole}
+        return _RedisVariables(
+            {
+                "SHARDYARD_REDIS_URL": control.url_of(RedisRole.API),
+                "SHARDYARD_TELEMETRY_URL": telemetry[RedisRole.API],
+            },
+            {
+                "SHARDYARD_REDIS_URL": control.url_of(RedisRole.WORKER),
+                "SHARDYARD_TELEMETRY_URL": telemetry[RedisRole.WORKER],
+                "SHARDYARD_SUPERVISOR_REDIS_URL": control.url_of(RedisRole.SUPERVISOR),
+                "SHARDYARD_SUPERVISOR_TELEMETRY_URL": telemetry[RedisRole.SUPERVISOR],
+            },
+        )
 
     def _service_record(self, url: str, token_file: Path) -> dict[str, Any]:
         record = {"url": url, "token_file": str(token_file), "pid": os.getpid()}
@@ -360,6 +375,14 @@ def _describe_devices(node: NodeView) -> str:
 
 def _describe_node(node: NodeView) -> str:
     return f"{node.id} (virtual node, {node.address})" if node.virtual else node.id
+
+
+@dataclass(frozen=True, slots=True)
+class _RedisVariables:
+    """Variables with the URLs of both Redis servers, with the users of who gets them."""
+
+    of_api: dict[str, str]
+    of_worker: dict[str, str]
 
 
 def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shardyard.service import embedded_redis
+from jobs.store.acl import RedisRole
+from shardyard.service import embedded_redis, service_logs
 from shardyard.service.embedded_redis import EmbeddedRedis
 from shardyard.service.processes import ProcessGroup, ServiceError
 
@@ -121,3 +123,45 @@ def test_any_data_directory_works(tmp_path: Path, manager: ProcessGroup, directo
     with redis.Redis.from_url(server.url) as client:
         assert client.set("k", "v")
     assert len(os.fsencode(server.socket)) <= embedded_redis.MAX_SOCKET_PATH_BYTES
+
+
+def test_its_log_is_rotated_while_it_runs(
+    tmp_path: Path, manager: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = running(tmp_path, manager)
+    log = server.service.log_path
+    monkeypatch.setattr(service_logs, "MAX_LOG_BYTES", log.stat().st_size - 1)
+    manager.watch(0)
+    assert log.with_name("control.log.1").stat().st_size > 0
+    with redis.Redis.from_url(server.url) as client:
+        assert client.bgrewriteaof()
+    deadline = time.monotonic() + 60
+    while not (log.exists() and b"rewriting" in log.read_bytes()):
+        assert time.monotonic() < deadline
+        manager.watch(0.05)
+
+
+def test_each_role_has_a_user_before_and_after_a_restart_of_the_server(tmp_path: Path, manager: ProcessGroup) -> None:
+    for name in embedded_redis.SETTINGS:
+        server = running(tmp_path, manager, name)
+        for role in RedisRole:
+            with redis.Redis.from_url(server.url_of(role)) as client:
+                assert client.ping()
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.config_get("requirepass")
+            password = server.directory / f"password-{role}"
+            assert stat.S_IMODE(password.stat().st_mode) == 0o600
+
+
+def test_a_server_of_an_earlier_version_that_still_runs_gets_the_users(tmp_path: Path, manager: ProcessGroup) -> None:
+    server = prepared(tmp_path)
+    config = server.directory / "redis.conf"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("user ")))
+    manager.start(server.service)
+    embedded_redis.wait_until_it_answers(server)
+    with redis.Redis.from_url(server.url_of(RedisRole.API)) as client:
+        with pytest.raises(redis.AuthenticationError):
+            client.ping()
+        embedded_redis.set_users(server)
+        assert client.ping()

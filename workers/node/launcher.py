@@ -116,7 +116,7 @@ class AttemptLauncher:
     def _fork_supervisor(self, config: AttemptConfig, secrets: dict[str, str]) -> int:
         settings = self._config.settings
         try:
-            return self._forkserver.start_supervisor(config, settings.control_url(), settings.telemetry(), secrets)
+            return self._forkserver.start_supervisor(config, *settings.supervisor_urls(), secrets)
         except ForkFailed as error:
             self.forkserver_failed.set()
             self._store.run(store.take_down_node(self._config.node_id, None))

@@ -357,6 +357,7 @@ def test_every_route_of_the_api_has_a_call() -> None:
         e.drain_node("a"), e.undrain_node("a"), e.quarantine_device("a", 0, "b"),
         e.unquarantine_device("a", 0), e.forget_node("a"), e.list_tokens(), e.create_token("a", scopes=[]),
         e.revoke_token("a"), e.list_secrets(), e.put_secret("a", "b"), e.delete_secret("a"), e.check_readiness(),
+        e.read_audit(),
     ]  # fmt: skip
 
     def called(method: str, path: str) -> bool:

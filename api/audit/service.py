@@ -1,0 +1,50 @@
+"""The service of the audit: reads pages of it, for operators of all tenants, for other administrators of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from api.data.file_threads import AttemptStorage
+from api.http.auth import Principal
+from jobs.files import audit_files
+from jobs.files.audit_files import AuditQuery
+from jobs.protocol.names import DEFAULT_TENANT
+from shardyard.contract.errors import Forbidden, MalformedCursor
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLines:
+    """A page: each entry as the JSON that its line is, and the cursor of the next page."""
+
+    lines: Sequence[bytes]
+    next: str | None
+
+    def as_json(self) -> bytes:
+        return msgspec.json.encode({"entries": [msgspec.Raw(line) for line in self.lines], "next": self.next})
+
+    def as_lines(self) -> bytes:
+        return b"".join(line + b"\n" for line in self.lines)
+
+
+class AuditService:
+    def __init__(self, storage: AttemptStorage) -> None:
+        self._storage = storage
+        self._directory = audit_files.audit_dir(storage.root)
+
+    async def read_page(self, who: Principal, query: AuditQuery) -> AuditLines:
+        """Entries that the caller may see and that the query is for.
+
+        Raises:
+            Forbidden: they are another tenant's, and the caller is not the operator.
+            MalformedCursor: `query.after` is not one that a page ended with.
+        """
+        if query.after and audit_files.ID_PATTERN.fullmatch(query.after) is None:
+            raise MalformedCursor("the cursor is not one that this service gave; leave it out to start again")
+        if who.tenant != DEFAULT_TENANT:
+            if query.tenant not in ("", who.tenant):
+                raise Forbidden("only operators may read the audit of another tenant")
+            query = replace(query, tenant=who.tenant)
+        lines, following = await self._storage.run_in_thread(partial(audit_files.read_page, self._directory, query))
+        return AuditLines(lines, following)
