@@ -8,7 +8,8 @@ import msgspec
 
 from jobs.model.records import Fields
 from jobs.protocol.names import WEBHOOK_TENANTS
-from jobs.store.call import Call, Word, call_function, read_hash
+from jobs.store.attempts import AttemptId
+from jobs.store.call import Call, Word, call_function, is_ok, read_hash
 from shardyard.contract.errors import Conflict, NotFound, WebhookQuota
 
 #: Webhooks that a tenant may have.
@@ -217,6 +218,31 @@ def delete_webhook(tenant: str, webhook: str) -> Call[None]:
 
 def unknown_webhook(webhook: str) -> NotFound:
     return NotFound(f"there is no webhook {webhook[:64]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PostedFinding:
+    """A finding of a report, of which webhooks hear. `device` is the one that it is about, if it is about one."""
+
+    level: str
+    code: str
+    device: int | None
+    message: str
+
+
+def post_finding(attempt: AttemptId, claimant: str, finding: PostedFinding) -> Call[bool]:
+    """Post a finding of a running attempt, once. False: the lease is lost."""
+    return call_function(
+        "post_finding",
+        is_ok,
+        ref=attempt.job_ref,
+        number=attempt.number,
+        claimant=claimant,
+        level=finding.level,
+        code=finding.code,
+        device="" if finding.device is None else finding.device,
+        message=finding.message,
+    )
 
 
 # -- deliveries ------------------------------------------------------------------------------------

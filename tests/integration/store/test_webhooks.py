@@ -7,7 +7,7 @@ import pytest
 from jobs import store
 from jobs.model.state import StateReason
 from jobs.store import webhooks
-from jobs.store.webhooks import MAX_WEBHOOKS, DeliveryOutcome, TakenBatch, TakenWork, WebhookRecord
+from jobs.store.webhooks import MAX_WEBHOOKS, DeliveryOutcome, PostedFinding, TakenBatch, TakenWork, WebhookRecord
 from shardyard.contract.errors import Conflict, NotFound, WebhookQuota
 from tests.integration.store.world import TENANT, World
 
@@ -159,6 +159,29 @@ def test_nodes_that_come_and_go_and_their_devices_are_events_for_everybody(world
     assert quarantined.data == {"node": node, "pool": "default", "device": 1, "reason": "flaky"}
     (theirs,) = world.run(webhooks.list_deliveries("rival", "wh_2", "all"))
     assert (theirs.event.kind, theirs.event.data["reason"]) == ("node.down", "its worker has left")
+
+
+def test_a_finding_of_a_running_attempt_is_an_event_once_for_its_code_and_device(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    idle, hot = PostedFinding("warning", "idle-devices", None, "2 of 4"), PostedFinding("warning", "hot", 1, '"hot"')
+    assert world.run(webhooks.post_finding(attempt, "c", idle))  # nobody wants it
+    add(world, "wh_1", "finding.*")
+    for finding in (idle, hot, PostedFinding("warning", "hot", 2, "x" * 5000), idle, hot):
+        assert world.run(webhooks.post_finding(attempt, "c", finding))
+    rows = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all"))[::-1]
+    assert [(row.event.data["code"], row.event.data["device"]) for row in rows] == [
+        ("idle-devices", None),
+        ("hot", 1),
+        ("hot", 2),
+    ]
+    assert rows[1].event.kind == "finding.new"
+    assert rows[1].event.subject == f"job:{attempt.job}"
+    assert rows[1].event.data["message"] == '"hot"'
+    assert len(rows[2].event.data["message"]) == 1024
+    assert not world.run(webhooks.post_finding(attempt, "another", hot))
+    assert world.finish(attempt)
+    assert not world.run(webhooks.post_finding(attempt, "c", hot))
 
 
 # -- who gets what, when ---------------------------------------------------------------------------
