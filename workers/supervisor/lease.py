@@ -289,7 +289,8 @@ class LeaseHolder:
                         )
                     case tuple(findings):
                         posts = [webhooks.post_finding(self._attempt, self._claimant, each) for each in findings]
-                        self._on_reply(all(self._store.run_all(posts)))
+                        held = self._store.run_all(posts)
+                        self._on_reply(all(held))
                     case milestone:
                         self._on_reply(
                             self._store.run(store.record_milestone(self._attempt, self._claimant, milestone))
