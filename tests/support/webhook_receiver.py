@@ -46,6 +46,7 @@ class Receiver:
         self.port = 0
         self._grown = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     @property
     def events(self) -> list[WebhookEvent]:
@@ -59,6 +60,7 @@ class Receiver:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -75,9 +77,14 @@ class Receiver:
             writer.close()
 
     async def end(self) -> None:
+        """Drop all connections, those that were only just accepted too."""
+        await _run_callbacks()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await _run_callbacks()
 
     @staticmethod
     async def _read(reader: asyncio.StreamReader) -> ReceivedRequest:
@@ -86,6 +93,12 @@ class Receiver:
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         return ReceivedRequest(head[0].split(" ")[1], headers, body)
+
+
+async def _run_callbacks() -> None:
+    """Let the loop do what is due: a connection is accepted, and closed, in a few of its rounds."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager

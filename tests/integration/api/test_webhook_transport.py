@@ -18,6 +18,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 LOOPBACK = AddressRules(parse_networks("127.0.0.0/8"))
 
+#: What is said of an answer that is no HTTP. Which of them, is a matter of what arrives first: its bytes, or its end.
+BROKEN_ANSWERS = {"its answer is not HTTP, or ended early", "the connection broke"}
+
 
 class Names:
     """A resolver that answers in turn with what it was given, and the last of it from then on."""
@@ -160,7 +163,8 @@ async def test_an_answer_whose_head_never_ends_is_cut_off() -> None:
     async with receiving() as receiver:
         receiver.answer = flood
         failed = await failure(transport(), f"http://hooks.test:{receiver.port}/")
-        assert "not HTTP" in failed.problem
+        assert failed.status is None
+        assert failed.problem in BROKEN_ANSWERS
 
 
 async def drip(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
@@ -180,8 +184,8 @@ async def test_a_slow_answer_has_a_deadline(answer: object) -> None:
     async with receiving() as receiver:
         receiver.answer = answer  # type: ignore[assignment]
         async with asyncio.timeout(30):
-            failed = await failure(transport(seconds=0.5), f"http://hooks.test:{receiver.port}/")
-        assert failed.problem == "no answer within 0.5 s"
+            failed = await failure(transport(seconds=2.0), f"http://hooks.test:{receiver.port}/")
+        assert failed.problem == "no answer within 2 s"
 
 
 async def test_a_look_up_that_hangs_has_the_same_deadline() -> None:
@@ -219,7 +223,8 @@ async def test_an_answer_that_is_no_http_is_a_failure() -> None:
     async with receiving() as receiver:
         receiver.answer = talk
         failed = await failure(transport(), f"http://hooks.test:{receiver.port}/")
-        assert "not HTTP" in failed.problem
+        assert failed.status is None
+        assert failed.problem in BROKEN_ANSWERS
 
 
 async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
