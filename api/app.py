@@ -59,12 +59,17 @@ from api.results.service import ResultService
 from api.system import dashboard_routes, docs_routes
 from api.system import routes as system_routes
 from api.system.service import SystemService
+from api.webhooks import routes as webhook_routes
+from api.webhooks.addresses import AddressRules, HostResolver
+from api.webhooks.outgoing import WebhookTransport
+from api.webhooks.sender import WebhookSender
+from api.webhooks.service import WebhookService
 from jobs.files import identity as storage_proof
 from jobs.files.audit_files import audit_dir
 from jobs.files.identity import StorageMismatch
 from jobs.files.service_disks import api_directories
 from jobs.model.records import TokenRecord
-from jobs.model.settings import Settings
+from jobs.model.settings import Settings, parse_networks
 from jobs.scheduling.scheduler import JobScheduler
 from jobs.store.client import AsyncRedisStore, RedisStore
 from jobs.store.packed_jobs import PackedJobConverter
@@ -79,6 +84,7 @@ SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
+STOP_SENDING_SECONDS = 5.0
 #: When Celery is imported for the first hint: not while the process is not even ready.
 PREPARE_SECONDS = 0.5
 
@@ -92,6 +98,7 @@ ROUTERS = (
     event_routes.router,
     fleet_routes.router,
     secrets_routes.router,
+    webhook_routes.router,
     tokens_routes.router,
     sessions_routes.router,
     audit_routes.router,
@@ -157,6 +164,9 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         lambda: scheduler.alive,
         app.state.audit_log,
     )
+    targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
+    services += (WebhookService(control, settings.secret_keys(), targets),)
+    sender = WebhookSender(control, settings.secret_keys(), WebhookTransport(targets, resolver))
     app.state.authenticator = authenticator
     app.state.services = {type(service): service for service in services}
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
@@ -179,11 +189,14 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         ),
     )
     await control.wait_until_open(OPEN_SECONDS)
+    sending = asyncio.create_task(sender.run())
     try:
         yield
     finally:
-        for watch in watches:
-            watch.cancel()
+        for task in (*watches, sending):
+            task.cancel()
+        await asyncio.wait([sending], timeout=STOP_SENDING_SECONDS)  # it gives its lead back
+        resolver.close()
         # The scheduler first: it may be sending. Then what it used, then what the routes used.
         await asyncio.to_thread(scheduler.stop)
         hint_sender.close()

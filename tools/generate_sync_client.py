@@ -1,4 +1,5 @@
-"""Writes `shardyard/client/client.py` from `async_client.py`: the same client, which blocks where the other awaits.
+"""Writes the blocking client from the one that awaits: `client.py` and `webhooks.py` of `shardyard/client` from
+`async_client.py` and `async_webhooks.py`.
 
     python -m tools.generate_sync_client            write it
     python -m tools.generate_sync_client --check    end with exit code 1 where it is not up to date
@@ -12,16 +13,23 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).parents[1] / "shardyard" / "client"
-SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "client.py"
 
-HEAD = '''"""`Client` and `Job`: they block until the service has answered.
+CLIENT_HEAD = '''"""`Client` and `Job`: they block until the service has answered.
 
 Generated from `async_client.py` by `python -m tools.generate_sync_client`: change that file, not this one.
 """
 '''
+WEBHOOKS_HEAD = '''"""The methods of `Client` that are about webhooks.
+
+Generated from `async_webhooks.py` by `python -m tools.generate_sync_client`: change that file, not this one.
+"""
+'''
+#: Source, target, and the first lines of that.
+FILES = (("async_client.py", "client.py", CLIENT_HEAD), ("async_webhooks.py", "webhooks.py", WEBHOOKS_HEAD))
 #: Pattern and replacement, in this order.
 SUBSTITUTIONS = (
-    (r'\A""".*?"""\n', HEAD),
+    (r'\A""".*?"""\n', ""),
+    (r"\bshardyard\.client\.async_webhooks\b", "shardyard.client.webhooks"),
     (r"import anyio\.to_thread\n", ""),
     (r"anyio\.to_thread\.run_sync\(([\w.]+), ", r"\1("),
     (r"\(await ((?:[\w.]+)\((?:[^()]|\([^()]*\))*\))\)", r"\1"),
@@ -34,19 +42,21 @@ SUBSTITUTIONS = (
     (r"\bAwaitedJobHandle\b", "BlockingJobHandle"),
     (r"\bAsyncTransport\b", "BlockingTransport"),
     (r"\ban `Async(?=\w)", "a `"),
-    (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job)", ""),
+    (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job|WebhookMethods)", ""),
 )
 
 
 def main(arguments: list[str]) -> int:
-    made = format_source(convert_to_sync(SOURCE.read_text()))
-    if "--check" not in arguments:
-        TARGET.write_text(made)
-        return 0
-    if TARGET.read_text() == made:
-        return 0
-    print(f"{TARGET} is not up to date: python -m tools.generate_sync_client", file=sys.stderr)
-    return 1
+    stale = []
+    for source, target, head in FILES:
+        made = format_source(head + convert_to_sync((CLIENT / source).read_text()))
+        if "--check" not in arguments:
+            (CLIENT / target).write_text(made)
+        elif (CLIENT / target).read_text() != made:
+            stale.append(target)
+    if stale:
+        print(f"{', '.join(stale)}: not up to date: python -m tools.generate_sync_client", file=sys.stderr)
+    return 1 if stale else 0
 
 
 def convert_to_sync(source: str) -> str:
@@ -58,7 +68,7 @@ def convert_to_sync(source: str) -> str:
 def format_source(source: str) -> str:
     """Sort the imports and format, as `make format` does."""
     for command in (["check", "--fix", "--select", "I", "--quiet"], ["format", "--quiet"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(TARGET), "-"]
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(CLIENT / "client.py"), "-"]
         source = subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
     return source
 

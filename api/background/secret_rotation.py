@@ -4,7 +4,7 @@ from pathlib import Path
 
 import structlog
 
-from jobs.store import tenant_secrets
+from jobs.store import tenant_secrets, webhooks
 from jobs.store.client import RedisStore
 from jobs.support import secret_keys
 from jobs.support.secret_keys import SecretKeys
@@ -16,17 +16,22 @@ log = structlog.get_logger(__name__)
 def rotate_secrets(control: RedisStore, key_file: Path) -> None:
     """Encrypt every secret with the newest key of the file. Those that cannot be read are logged and left alone."""
     tenants = control.run(tenant_secrets.read_secret_tenants())
-    if not tenants:
+    owners = control.run(webhooks.read_webhook_tenants())
+    if not tenants and not owners:
         return
     try:
         keys = secret_keys.read_keys(key_file)
     except SecretKeyUnusable as error:
-        log.error("secrets_unreadable", tenants=len(tenants), error=error.message)
+        log.error("secrets_unreadable", tenants=len({*tenants, *owners}), error=error.message)
         return
     for tenant in tenants:
         rotated = _rotate_tenant(control, keys, tenant)
         if rotated:
             log.info("secrets_reencrypted", for_tenant=tenant, secrets=rotated)
+    for tenant in owners:
+        rotated = _rotate_webhooks(control, keys, tenant)
+        if rotated:
+            log.info("webhooks_reencrypted", for_tenant=tenant, webhooks=rotated)
 
 
 def _rotate_tenant(control: RedisStore, keys: SecretKeys, tenant: str) -> int:
@@ -45,4 +50,21 @@ def _rotate_tenant(control: RedisStore, keys: SecretKeys, tenant: str) -> int:
             continue
         anew = secret_keys.encrypt_secret(keys, tenant, name, value)
         rotated += control.run(tenant_secrets.replace_sealed_secret(tenant, name, sealed, anew))
+    return rotated
+
+
+def _rotate_webhooks(control: RedisStore, keys: SecretKeys, tenant: str) -> int:
+    """Returns how many webhooks of the tenant got the newest key."""
+    rotated = 0
+    for webhook in control.run(webhooks.list_webhooks(tenant)):
+        if webhook.sealed.startswith(keys.newest_head):
+            continue
+        name = webhooks.seal_name(webhook.id)
+        try:
+            value = secret_keys.decrypt_secret(keys, tenant, name, webhook.sealed)
+        except SecretKeyUnusable as error:
+            log.error("webhook_unreadable", for_tenant=tenant, webhook=webhook.id, error=error.message)
+            continue
+        anew = secret_keys.encrypt_secret(keys, tenant, name, value)
+        rotated += control.run(webhooks.reseal_webhook(webhook, anew))
     return rotated

@@ -78,6 +78,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "unboxed_nodes": (409, "Nodes put no box around jobs"),
     "bundle_quota": (409, "No room for the bundle"),
     "secret_quota": (409, "Too many secrets"),
+    "webhook_quota": (409, "No room for the webhook"),
     "unreadable_spec": (409, "The job was stored by another version"),
     "storage_mismatch": (503, "The storage directory does not match"),
     "secret_key_unusable": (503, "The keys of secrets cannot be used"),

@@ -62,6 +62,16 @@ QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off t
 
 SECRETS: dict[str, dict[str, Any]] = {"a_token_of_hugging_face": {"value": "hf_..."}}
 
+WEBHOOKS: dict[str, dict[str, Any]] = {
+    "ends_of_jobs": {
+        "url": "https://ci.example.com/hooks/shardyard",
+        "events": ["job.succeeded", "job.failed", "job.cancelled"],
+    },
+    "a_channel_of_slack": {"url": "https://hooks.slack.com/services/T000/B000/XXX", "format": "slack"},
+}
+
+WEBHOOK_CHANGES: dict[str, dict[str, Any]] = {"take_a_break": {"active": False}}
+
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
 
 TOKENS: dict[str, dict[str, Any]] = {
@@ -81,6 +91,8 @@ PARAMETERS: dict[str, str] = {
     "id": "host-a:cpu:0",
     "token": "0123456789abcdef",
     "secret": "hf",
+    "webhook": "wh_0123456789abcdef",
+    "delivery": "0000000001-01980000-0000-89abcdef",
     "label": "team=vision",
     "Range": "bytes=0-1023",
 }

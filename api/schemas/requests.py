@@ -15,11 +15,13 @@ from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
+from shardyard.contract.webhooks import EVENT_PATTERNS, EventPattern
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
 MAX_DRAIN_SECONDS = 30 * 86_400
 #: Of a value in UTF-8.
 MAX_SECRET_BYTES = 65_536
+MAX_URL_LENGTH = 2048
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
 MAX_SPEC_VALUES = 5_000
 #: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
@@ -65,6 +67,34 @@ class SecretRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     value: str = Field(min_length=1, max_length=MAX_SECRET_BYTES, pattern=r"^[^\x00]+$", repr=False)
+
+
+EventPatterns = Annotated[list[EventPattern], Field(min_length=1, max_length=len(EVENT_PATTERNS))]
+WebhookName = Annotated[str, Field(max_length=200, pattern=f"^$|{SHOWN_PATTERN}"), AfterValidator(require_plain)]
+
+
+class NewWebhookRequest(BaseModel):
+    """A new webhook: where deliveries go, and which events."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str = Field(min_length=1, max_length=MAX_URL_LENGTH, repr=False)
+    events: EventPatterns = Field(["job.*"], description="kinds of events, or groups of them")
+    format: Literal["json", "slack"] = Field(
+        "json", description="json, which is signed; slack, an incoming webhook of Slack, whose address is its secret"
+    )
+    name: WebhookName = ""
+
+
+class WebhookChange(BaseModel):
+    """What to change of a webhook; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str | None = Field(None, min_length=1, max_length=MAX_URL_LENGTH, repr=False)
+    events: EventPatterns | None = None
+    name: WebhookName | None = None
+    active: bool | None = Field(None, strict=True, description="false: it gets no events; what waits for it stays")
 
 
 class DrainRequest(BaseModel):
@@ -165,6 +195,16 @@ def parse_secret(name: str, body: bytes) -> str:
     if len(value.encode()) > MAX_SECRET_BYTES:
         raise wrong
     return value
+
+
+def parse_new_webhook(body: bytes) -> NewWebhookRequest:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse_body(NewWebhookRequest, body, "the webhook is not valid")
+
+
+def parse_webhook_change(body: bytes) -> WebhookChange:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse_body(WebhookChange, body, "the change of the webhook is not valid")
 
 
 def parse_cancel(body: bytes) -> JobFilter:

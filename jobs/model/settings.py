@@ -3,11 +3,12 @@
 Nothing reads the environment at import: an entry point calls `Settings()` once and passes it on.
 """
 
+import ipaddress
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
@@ -18,6 +19,16 @@ MAX_VIRTUAL_NODES = 16
 MAX_NODE_LENGTH = 63
 #: Compose files set what is not given to nothing.
 OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
+
+
+def _require_networks(text: str) -> str:
+    parse_networks(text)
+    return text
+
+
+def parse_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Networks in CIDR form with commas between them. Raises ValueError."""
+    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 class Settings(BaseSettings):
@@ -68,6 +79,13 @@ class Settings(BaseSettings):
         "all workers",
     )
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
+
+    webhook_networks: Annotated[str, AfterValidator(_require_networks)] = Field(
+        "",
+        max_length=4096,
+        description="networks that webhooks may go to although they are not public, comma-separated: 10.1.0.0/16; "
+        "there, http:// is accepted as well",
+    )
 
     max_bundle_bytes: int = Field(268_435_456, ge=1024, le=1 << 31, description="largest zip of a bundle")
     max_bundles_bytes: int = Field(21_474_836_480, ge=1024, description="largest total size of all bundles of a tenant")

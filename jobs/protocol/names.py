@@ -10,6 +10,8 @@ DEFAULT_TENANT = "default"
 
 #: Pub/sub channel: something was queued or freed, so a dispatch may find work.
 WAKE_CHANNEL = PREFIX + "wake"
+#: Pub/sub channel: there may be a webhook to send.
+SENDER_CHANNEL = PREFIX + "webhook_wake"
 #: Stream: which jobs changed, in order.
 CHANGES = PREFIX + "changes"
 
@@ -52,6 +54,7 @@ def secrets_key(tenant: str) -> str:
 
 
 SECRET_TENANTS = PREFIX + "secret_tenants"
+WEBHOOK_TENANTS = PREFIX + "webhook_tenants"
 
 
 def session_key(digest: str) -> str:

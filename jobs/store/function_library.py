@@ -22,6 +22,7 @@ SHARED_PARTS = (
     "keys",
     "values",
     "notifications",
+    "webhooks",
     "transitions",
     "parts",
     "bundles",
@@ -48,7 +49,9 @@ _READING = frozenset(
         "read_fleet",
         "read_history",
         "list_tokens",
+        "list_deliveries",
         "list_secrets",
+        "list_webhooks",
         "list_jobs",
         "read_command",
         "read_job",
@@ -58,7 +61,7 @@ _READING = frozenset(
         "read_versions",
     }
 )
-_REFUSED_WHEN_FULL = frozenset({"put_bundle", "put_secret", "request_profile", "submit"})
+_REFUSED_WHEN_FULL = frozenset({"post_test", "put_bundle", "put_secret", "put_webhook", "request_profile", "submit"})
 #: Libraries of other versions that a server keeps. One that is deleted while a process still uses it is loaded again.
 MAX_OTHER_LIBRARIES = 8
 _NAME_PREFIX = "shardyard_"

@@ -33,7 +33,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import audit, secrets, tokens
+from shardyard.cli.accounts import audit, secrets, tokens, webhooks
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -164,6 +164,7 @@ for panel, commands in COMMANDS:
 app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 app.add_typer(secrets.app, name="secret", rich_help_panel="Machines and access")
+app.add_typer(webhooks.app, name="webhook", rich_help_panel="Machines and access")
 
 
 @app.command("version", rich_help_panel="Running the service")

@@ -14,6 +14,7 @@ import anyio.to_thread
 import httpx
 
 from shardyard.client import audit_entries, downloads, endpoints, operations
+from shardyard.client.async_webhooks import AsyncWebhookMethods
 from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncWebhookMethods):
     """A client of a service. Several threads may use it.
 
     Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,

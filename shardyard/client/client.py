@@ -16,6 +16,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
+from shardyard.client.webhooks import WebhookMethods
 from shardyard.contract import fleet, responses
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Client:
+class Client(WebhookMethods):
     """A client of a service. Several threads may use it.
 
     Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client.transport import READ_SECONDS, HttpCall
-from shardyard.contract import audit, fleet, responses
+from shardyard.contract import audit, fleet, responses, webhooks
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -343,6 +343,47 @@ def read_audit(**chosen: Any) -> HttpCall[audit.AuditPage]:
     order, limit, cursor."""
     times = {name: value.isoformat() for name, value in chosen.items() if isinstance(value, datetime)}
     return _get_request("/v1/audit", audit.AuditPage, **(chosen | times))
+
+
+def list_webhooks() -> HttpCall[webhooks.WebhookList]:
+    return _get_request("/v1/webhooks", webhooks.WebhookList)
+
+
+def create_webhook(url: str, *, events: Sequence[str], form: str, name: str) -> HttpCall[webhooks.NewWebhook]:
+    """Not repeated: that would make two."""
+    body = json.dumps({"url": url, "events": list(events), "format": form, "name": name}).encode()
+    return HttpCall(method="POST", path="/v1/webhooks", kind=webhooks.NewWebhook, content=body, headers=_JSON)
+
+
+def show_webhook(webhook: str) -> HttpCall[webhooks.WebhookView]:
+    return _get_request(_build_path("webhooks", webhook), webhooks.WebhookView)
+
+
+def change_webhook(
+    webhook: str, *, url: str | None, events: Sequence[str] | None, name: str | None, active: bool | None
+) -> HttpCall[webhooks.WebhookView]:
+    fields = {"url": url, "events": None if events is None else list(events), "name": name, "active": active}
+    body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
+    path = _build_path("webhooks", webhook)
+    return HttpCall(method="PATCH", path=path, kind=webhooks.WebhookView, content=body, headers=_JSON, repeat=True)
+
+
+def delete_webhook(webhook: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("webhooks", webhook), kind=NoneType)
+
+
+def test_webhook(webhook: str) -> HttpCall[webhooks.PostedDelivery]:
+    return HttpCall(method="POST", path=_build_path("webhooks", webhook, "test"), kind=webhooks.PostedDelivery)
+
+
+def list_deliveries(webhook: str, *, state: str, cursor: str, limit: int) -> HttpCall[webhooks.DeliveryList]:
+    path = _build_path("webhooks", webhook, "deliveries")
+    return _get_request(path, webhooks.DeliveryList, state=state, cursor=cursor, limit=limit)
+
+
+def redeliver(webhook: str, delivery: str) -> HttpCall[webhooks.PostedDelivery]:
+    path = _build_path("webhooks", webhook, "deliveries", quote(delivery, safe=""), "redeliver")
+    return HttpCall(method="POST", path=path, kind=webhooks.PostedDelivery, repeat=True)
 
 
 def check_readiness() -> HttpCall[responses.Readiness]:

@@ -23,6 +23,7 @@
     │   ├── ProfileRunning        a profile of a job that is being profiled
     │   ├── BundleQuota           a tenant's bundles have no more room
     │   ├── SecretQuota           a tenant has as many secrets as it may have
+    │   ├── WebhookQuota          a tenant has as many webhooks, or as much that waits for them, as it may have
     │   ├── NodeInUse             forgetting a node that is alive or holds a lease
     │   └── UnboxedNodes          a second tenant while nodes put no box around jobs
     ├── UnreadableSpec            a stored spec of another version of the service
@@ -143,6 +144,10 @@ class BundleQuota(Conflict):
 
 class SecretQuota(Conflict):
     code = "secret_quota"
+
+
+class WebhookQuota(Conflict):
+    code = "webhook_quota"
 
 
 class NodeInUse(Conflict):

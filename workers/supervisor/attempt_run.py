@@ -122,7 +122,7 @@ class AttemptRun:
         is_complete = self._working_directory is None and checkpoint_settings(config.spec) is None
         if is_complete:
             self._start_ranks(StartMessage(None, meeting=meeting))
-        self._publisher = _open_publisher(config, devices, telemetry_url, self._redactor)
+        self._publisher = _open_publisher(config, devices, telemetry_url, self._redactor, self._lease)
         if self._working_directory is not None:
             self._listener = _listen_to_descendants(self._working_directory, self._publisher, self._box)
             working_dir.hand_to_ranks(config, self._working_directory, self._box)
@@ -359,6 +359,7 @@ def _open_publisher(
     devices: Mapping[int, tuple[DeviceRecord, ...]],
     telemetry_url: str,
     redactor: SecretRedactor | None,
+    holder: LeaseHolder,
 ) -> TelemetryPublisher:
     """`devices` are those of each part."""
     attempt, spec = config.attempt, config.spec
@@ -374,7 +375,9 @@ def _open_publisher(
     aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
     samples = AttemptDirectory.of(config.state_dir, attempt).hardware
     own = len(config.devices)  # each node writes the logs of its own
-    return TelemetryPublisher(directory, attempt, own, shipper, aggregator, spec, samples, redactor)
+    return TelemetryPublisher(
+        directory, attempt, own, shipper, aggregator, spec, samples, redactor, holder.post_findings
+    )
 
 
 def _node_of(config: AttemptConfig, part: int) -> str:

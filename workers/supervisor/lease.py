@@ -13,7 +13,7 @@ import queue
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from jobs import store
 from jobs.model.device_history import DeviceMark
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
+from jobs.store import webhooks
 from jobs.store.client import RedisStore
+from jobs.store.webhooks import PostedFinding
 from shardyard.contract.errors import Unavailable
 from workers.supervisor.ending import pending_end
 from workers.supervisor.ending.pending_end import PendingEnd
@@ -45,7 +47,7 @@ class ProfileState:
 
 
 Milestone = Literal["running", "first_step"]
-_Request = Milestone | Literal["poll"] | ProfileState | None  # None ends the thread
+_Request = Milestone | Literal["poll"] | ProfileState | tuple[PostedFinding, ...] | None  # None ends the thread
 
 #: A request: there may be new commands.
 _POLL: Literal["poll"] = "poll"
@@ -131,6 +133,10 @@ class LeaseHolder:
     def record_profile(self, number: int, state: Literal["recording", "done"]) -> None:
         """Have the thread write how far a profile is, in the order of the calls."""
         self._requests.put(ProfileState(number, state))
+
+    def post_findings(self, findings: Sequence[PostedFinding]) -> None:
+        """Have the thread post findings to the tenant's webhooks, in one exchange."""
+        self._requests.put(tuple(findings))
 
     @property
     def seconds_since_renewal(self) -> float:
@@ -281,6 +287,10 @@ class LeaseHolder:
                         self._on_reply(
                             self._store.run(store.record_profile(self._attempt, self._claimant, number, state))
                         )
+                    case tuple(findings):
+                        posts = [webhooks.post_finding(self._attempt, self._claimant, each) for each in findings]
+                        held = self._store.run_all(posts)
+                        self._on_reply(all(held))
                     case milestone:
                         self._on_reply(
                             self._store.run(store.record_milestone(self._attempt, self._claimant, milestone))

@@ -77,6 +77,7 @@ end
 
 -- Adds a line about the quarantine of a device: 'quarantined' or 'released', by the 'operator' or the 'sweep'.
 local function record_quarantine(node, index, event, by, reason)
+  post_node_event('device.' .. event, node, index, reason or '')
   local device = redis.call('HGET', device_names_key(node), index)
   if not device then return end
   add_history_line(device, {event = event, by = by, quarantine = reason})

@@ -50,10 +50,22 @@ local function tokens_key(tenant) return 'sy:tokens:' .. tenant end
 local function secrets_key(tenant) return 'sy:secret:' .. tenant end
 local SECRET_TENANTS_KEY = 'sy:secret_tenants'  -- tenants that have secrets
 
+-- A webhook is addressed by its ref, '<tenant>/<id>'.
+local function webhooks_key(tenant) return 'sy:webhooks:' .. tenant end
+local function webhook_key(webhook) return 'sy:webhook:' .. webhook end
+local function outbox_key(tenant) return 'sy:webhook_outbox:' .. tenant end
+-- `part` is one of DELIVERY_PARTS in webhooks.lua.
+local function delivery_key(part, webhook) return 'sy:delivery:' .. part .. ':' .. webhook end
+local WEBHOOK_TENANTS_KEY = 'sy:webhook_tenants'  -- tenants that have webhooks
+local FLEET_WEBHOOKS_KEY = 'sy:webhook_fleet'     -- refs of webhooks that want events about nodes
+local WEBHOOK_DUE_KEY = 'sy:webhook_due'          -- refs of webhooks with something to send, by when
+local SENDER_KEY = 'sy:leader:webhooks'           -- the process that sends
+
 local STORAGE_KEY = 'sy:storage'  -- nonce of the storage directory
 local FORMAT_KEY = 'sy:format'    -- how these keys are laid out
 
 local WAKE_CHANNEL = 'sy:wake'
+local SENDER_CHANNEL = 'sy:webhook_wake'
 local function commands_channel(node) return 'sy:orders:' .. node end
 
 -- What Celery keeps for a node: its queue, and the bindings of that.

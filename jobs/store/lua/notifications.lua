@@ -3,6 +3,9 @@
 -- Notifies the API processes that a dispatch may find something to do.
 local function wake_scheduler() redis.call('PUBLISH', WAKE_CHANNEL, '') end
 
+-- Notifies the process that sends webhooks that there may be one to send.
+local function wake_sender() redis.call('PUBLISH', SENDER_CHANNEL, '') end
+
 -- Notifies the supervisors on a node that there may be new commands. They read their command with every heartbeat, too.
 local function notify_supervisors(node) redis.call('PUBLISH', commands_channel(node), '') end
 

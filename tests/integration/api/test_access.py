@@ -19,6 +19,8 @@ FILLED = {
     "{job}": JOB,
     "{token}": "x",
     "{secret}": "hf",
+    "{webhook}": "wh_0123456789abcdef",
+    "{delivery}": "0000000001-01980000-0000-89abcdef",
     "{name}": "index.js",
     "{node}": "host-a",
     "{pool}": "default",

@@ -59,11 +59,12 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/jobs/cancel",
             "/v1/jobs/{job}/profile",
             "/v1/tokens",
+            "/v1/webhooks",
             "/v1/sign-in",
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
         )
-    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}")}
+    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}"), ("patch", "/v1/webhooks/{webhook}")}
 
 
 async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
@@ -76,7 +77,8 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
             there = path.format_map(examples.PARAMETERS)
             answer = await api.client.request(method, there, json=example["value"])
             # An example is no real token and no real job, which is all that is wrong with it.
-            wanted = {"/v1/sign-in": (401,), "/v1/jobs/{job}/profile": (404,)}.get(path, (200, 201))
+            refused = {"/v1/sign-in": (401,), "/v1/jobs/{job}/profile": (404,), "/v1/webhooks/{webhook}": (404,)}
+            wanted = refused.get(path, (200, 201))
             assert answer.status_code in wanted, (path, name, answer.text)
             sent += 1
     others = (
@@ -88,6 +90,8 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.POLICIES,
         examples.PROFILES,
         examples.SECRETS,
+        examples.WEBHOOKS,
+        examples.WEBHOOK_CHANGES,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
 

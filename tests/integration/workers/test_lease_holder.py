@@ -11,7 +11,9 @@ import pytest
 from jobs import store
 from jobs.model.state import JobState, StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
+from jobs.store import webhooks
 from jobs.store.client import RedisStore
+from jobs.store.webhooks import PostedFinding, WebhookRecord
 from shardyard.contract.errors import Unavailable
 from tests.integration.store.world import World
 from tests.support.redis_server import RedisServer, redis_server
@@ -321,3 +323,21 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     rounds.clear_orphans()
     assert world.job(attempt.job).message == "all went well"
     assert not marks.directory.exists()
+
+
+def test_findings_are_posted_before_the_end_of_the_attempt(world: World, server: RedisServer) -> None:
+    webhook = WebhookRecord(
+        tenant="default", id="wh_1", name="", url="", format="json", kinds=("finding.*", "job.succeeded"), sealed=b""
+    )
+    world.run(webhooks.put_webhook(webhook))
+    line, attempt = claimed(world, server)
+    line.record_milestone("running")
+    line.post_findings([PostedFinding("warning", code, None, "why") for code in ("idle-devices", "slow-device")])
+    line.finish(StateReason.COMPLETED, "", None, None, 0.0, pending_file=NOWHERE)
+    rows = world.run(webhooks.list_deliveries("default", "wh_1", "all"))[::-1]
+    assert [row.event.data.get("code", row.event.kind) for row in rows] == [
+        "idle-devices",
+        "slow-device",
+        "job.succeeded",
+    ]
+    assert {row.event.subject for row in rows} == {f"job:{attempt.job}"}

@@ -24,7 +24,7 @@ from workers.supervisor.telemetry.hardware_relay import HardwareRelay
 from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.metric_relay import MetricRelay
 from workers.supervisor.telemetry.progress_publisher import ProgressPublisher
-from workers.supervisor.telemetry.report_publisher import ReportPublisher
+from workers.supervisor.telemetry.report_publisher import FindingListener, ReportPublisher, ignore_findings
 from workers.supervisor.telemetry.shipper import StreamShipper
 
 log = structlog.get_logger(__name__)
@@ -47,10 +47,11 @@ class TelemetryPublisher:
         spec: JobSpec,
         samples: Path,
         redactor: SecretRedactor | None = None,
+        on_warnings: FindingListener = ignore_findings,
     ) -> None:
         """`devices`: how many this node has, whose logs are written here. `samples` is the file in which the node
         writes those of the attempt's hardware. `redactor` cleans what the service itself says of the attempt: what
-        ranks send comes clean.
+        ranks send comes clean. `on_warnings` is as in `ReportPublisher`.
 
         Raises:
             OSError: the attempt's directory cannot be made.
@@ -62,7 +63,8 @@ class TelemetryPublisher:
         self._redactor = redactor
         self._progress = ProgressPublisher(spec, shipper, names.progress_key(*key))
         self._hardware = HardwareRelay(samples, shipper, names.hardware_key(*key), paths.hardware_file(directory))
-        self._report = ReportPublisher(aggregator, shipper, names.report_key(*key), paths.report_file(directory))
+        file = paths.report_file(directory)
+        self._report = ReportPublisher(aggregator, shipper, names.report_key(*key), file, on_warnings)
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         """Take bytes that a rank has printed."""

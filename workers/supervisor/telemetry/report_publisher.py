@@ -6,7 +6,7 @@ A fault in the report never ends a run: it is logged once for each place, and th
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,8 +16,9 @@ from jobs.protocol.hardware import AttemptSamples
 from jobs.protocol.packets import SingleRecord
 from jobs.protocol.records import MetricSample, Step
 from jobs.splits.device_marks import DeviceTimes
+from jobs.store.webhooks import PostedFinding
 from jobs.support import failpoints
-from shardyard.contract.report import Report, encode_report
+from shardyard.contract.report import Finding, Report, encode_report
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.report.step_blocks import StepBlock
@@ -34,16 +35,35 @@ UNFINISHED = "the report ends before the end of the attempt: a later one could n
 SNAPSHOT_TTL = 86_400
 #: The same for a report whose file is written: readers use that, except those that are about to look in Redis.
 WRITTEN_TTL = 5
+#: Findings of an attempt that webhooks hear of.
+MAX_POSTED_FINDINGS = 64
+
+#: Takes findings that no report of this attempt had before.
+FindingListener = Callable[[Sequence[PostedFinding]], None]
+
+
+def ignore_findings(_: Sequence[PostedFinding]) -> None:
+    """For reports that nobody waits for."""
 
 
 class ReportPublisher:
-    """Feeds the aggregator, and publishes what it makes: as `key` in the telemetry Redis, at last as `file`."""
+    """Feeds the aggregator, and publishes what it makes: as `key` in the telemetry Redis, at last as `file`.
+    `on_warnings` hears of each warning once, for each device that it is about."""
 
-    def __init__(self, aggregator: Aggregator, shipper: StreamShipper, key: str, file: Path) -> None:
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        shipper: StreamShipper,
+        key: str,
+        file: Path,
+        on_warnings: FindingListener = ignore_findings,
+    ) -> None:
         self._aggregator = aggregator
         self._shipper = shipper
         self._key = key
         self._file = file
+        self._on_warnings = on_warnings
+        self._posted: set[tuple[str, int | None]] = set()
         self._changed = False  # since it was last published
         self._publish_after = 0.0
         self._failures: set[str] = set()
@@ -116,6 +136,7 @@ class ReportPublisher:
             snapshot = self._aggregator.make_report(False, "", time.time())
             self._shipper.put_blob(self._key, encode_report(snapshot), SNAPSHOT_TTL)
             self._last_snapshot = snapshot
+            self._post_warnings(snapshot.findings)
         self._publish_after = now + max(REPORT_SECONDS, REPORT_FACTOR * (time.thread_time() - began))
 
     def write_final(self, last_line: str) -> str:
@@ -127,6 +148,7 @@ class ReportPublisher:
             if self._final is None:
                 self._final_report, self._final = self._make_final(last_line)
                 self._shipper.put_blob(self._key, self._final, SNAPSHOT_TTL)
+                self._post_warnings(self._final_report.findings)
             write_atomically(self._file, self._final)
             self._shipper.put_blob(self._key, self._final, WRITTEN_TTL)
         except OSError as error:
@@ -137,6 +159,18 @@ class ReportPublisher:
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("final report")
         return ""
+
+    def _post_warnings(self, findings: Sequence[Finding]) -> None:
+        """Pass on the warnings that are new."""
+        new = []
+        for finding in findings:
+            device = finding.numbers.get("device")
+            about = finding.code, None if device is None else int(device)
+            if finding.severity != "info" and about not in self._posted and len(self._posted) < MAX_POSTED_FINDINGS:
+                self._posted.add(about)
+                new.append(PostedFinding(finding.severity, *about, finding.message))
+        if new:
+            self._on_warnings(new)
 
     def _make_final(self, last_line: str) -> tuple[Report, bytes]:
         """The final report, or the last snapshot where a fault prevents it. Raises where there is none either."""

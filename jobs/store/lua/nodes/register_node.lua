@@ -21,6 +21,7 @@ redis.call('HSET', node_key(node), 'instance', instance, 'pool', pool, 'address'
   'count', count, 'home', home, 'alive', '1', 'stopping', '', 'registered', int(now_us()),
   'box', box, 'box_network', box_network, 'box_said_by', instance, 'reach', reach, 'topology', topology,
   'reach_said_by', instance)
+if before[4] ~= '1' then post_node_event('node.up', node, '', '') end
 redis.call('HINCRBY', node_key(node), 'beat', 1)
 redis.call('ZADD', node_sizes_key(pool), count, node)
 local names = {}

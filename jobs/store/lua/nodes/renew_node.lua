@@ -12,6 +12,7 @@ if registered ~= instance then return {'replaced'} end
 redis.call('HINCRBY', node_key(node), 'beat', 1)
 if alive ~= '1' then
   redis.call('HSET', node_key(node), 'alive', '1')
+  post_node_event('node.up', node, '', '')
   refresh_node(node)
 end
 set_low_disk(node, instance, low)

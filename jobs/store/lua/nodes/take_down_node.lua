@@ -4,6 +4,9 @@
 local node, heartbeat = unpack(ARGV)
 if redis.call('EXISTS', node_key(node)) == 0 then return 'ok' end
 if heartbeat ~= '' and read_field(node_key(node), 'beat') ~= heartbeat then return 'alive' end
+if read_field(node_key(node), 'alive') == '1' then
+  post_node_event('node.down', node, '', heartbeat == '' and 'its worker has left' or 'its heartbeat stood still')
+end
 redis.call('HSET', node_key(node), 'alive', '')
 refresh_node(node)
 return 'ok'

@@ -1,0 +1,99 @@
+"""Routes of webhooks, and of their deliveries."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+
+from api.http import responses
+from api.http.deps import Body, Caller, service_of
+from api.http.operation_docs import describe, json_body
+from api.schemas import examples
+from api.webhooks.service import WebhookService
+from jobs.store.webhooks import MAX_LISTED
+from shardyard.contract.webhooks import DeliveryList, NewWebhook, PostedDelivery, WebhookList, WebhookView
+
+ServiceDep = Annotated[WebhookService, Depends(service_of(WebhookService))]
+WebhookId = Annotated[str, Path(description="id of a webhook")]
+DeliveryId = Annotated[str, Path(description="id of a delivery")]
+State = Annotated[Literal["all", "delivered", "dead"], Query(description="dead: those that were given up")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
+router = APIRouter(tags=["webhooks"])
+
+
+@router.get("/v1/webhooks", **describe("List webhooks", WebhookList))
+async def list_webhooks(who: Caller, webhooks: ServiceDep) -> Response:
+    """Without their secrets, and without what is secret of their addresses."""
+    return responses.json_response(await webhooks.list_webhooks(who))
+
+
+@router.post(
+    "/v1/webhooks",
+    status_code=201,
+    **describe(
+        "Create a webhook",
+        NewWebhook,
+        statuses=(201,),
+        refuses=("webhook_quota", "secret_key_unusable"),
+        body=json_body("NewWebhookRequest", examples.WEBHOOKS),
+    ),
+)
+async def create(who: Caller, webhooks: ServiceDep, body: Body) -> Response:
+    """The answer has the secret that deliveries are signed with. It is not shown again."""
+    return responses.json_response(await webhooks.create_webhook(who, body), 201, {"Cache-Control": "no-store"})
+
+
+@router.get("/v1/webhooks/{webhook}", **describe("Get a webhook", WebhookView))
+async def show(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Response:
+    return responses.json_response(await webhooks.show_webhook(who, webhook))
+
+
+@router.patch(
+    "/v1/webhooks/{webhook}",
+    **describe(
+        "Change a webhook",
+        WebhookView,
+        refuses=("secret_key_unusable",),
+        body=json_body("WebhookChange", examples.WEBHOOK_CHANGES),
+    ),
+)
+async def change(who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body) -> Response:
+    """Its address, name and events, or whether it is active. What waits for it is sent to the new address."""
+    return responses.json_response(await webhooks.change_webhook(who, webhook, body))
+
+
+@router.delete("/v1/webhooks/{webhook}", status_code=204, **describe("Delete a webhook"))
+async def delete(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Response:
+    """What waits for it is not sent any more."""
+    await webhooks.delete_webhook(who, webhook)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/v1/webhooks/{webhook}/test",
+    status_code=202,
+    **describe("Test a webhook", PostedDelivery, statuses=(202,), refuses=("conflict", "webhook_quota")),
+)
+async def test(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Response:
+    """Sends an event of the kind `webhook.test`; what became of it is in the list of deliveries."""
+    return responses.json_response(await webhooks.post_test(who, webhook), 202)
+
+
+@router.get(
+    "/v1/webhooks/{webhook}/deliveries",
+    **describe("List deliveries of a webhook", DeliveryList, refuses=("malformed_cursor",)),
+)
+async def list_deliveries(
+    who: Caller, webhooks: ServiceDep, webhook: WebhookId, state: State = "all", cursor: str = "", limit: Limit = 50
+) -> Response:
+    """Those that wait, the last that have arrived, and dead letters; the newest first."""
+    return responses.json_response(await webhooks.list_deliveries(who, webhook, state, cursor, limit))
+
+
+@router.post(
+    "/v1/webhooks/{webhook}/deliveries/{delivery}/redeliver",
+    status_code=202,
+    **describe("Send a delivery again", PostedDelivery, statuses=(202,)),
+)
+async def redeliver(who: Caller, webhooks: ServiceDep, webhook: WebhookId, delivery: DeliveryId) -> Response:
+    """With its id, after it has arrived or was given up; one that waits is left as it is."""
+    return responses.json_response(await webhooks.redeliver(who, webhook, delivery), 202)

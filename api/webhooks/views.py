@@ -1,0 +1,57 @@
+"""Webhooks and their deliveries as they are shown."""
+
+import httpx
+import msgspec
+
+from jobs.store.webhooks import DeliveryRecord, WebhookRecord
+from shardyard.contract.responses import at, utc
+from shardyard.contract.webhooks import DeliveryView, NewWebhook, WebhookView
+
+#: How the parts of the store are called in answers.
+STATES = {"waiting": "waiting", "done": "delivered", "dead": "dead"}
+
+
+def shown_url(url: httpx.URL, form: str) -> str:
+    """An address as far as it is no secret: the path of a webhook of Slack is one, and a query often has one."""
+    if form == "slack":
+        return f"{url.copy_with(raw_path=b'/')}..."
+    return str(url.copy_with(query=None)) + ("?..." if url.query else "")
+
+
+def webhook_view(record: WebhookRecord) -> WebhookView:
+    return WebhookView(
+        id=record.id,
+        name=record.name,
+        url=record.url,
+        format=record.format,
+        events=list(record.kinds),
+        active=record.active,
+        created_at=at(record.created),
+        updated_at=at(record.updated),
+        delivered_at=utc(record.delivered),
+        failing_since=utc(record.failing_since),
+        problem=record.problem,
+        waiting=record.waiting,
+        dead=record.dead,
+        missed=record.missed,
+    )
+
+
+def new_webhook_view(record: WebhookRecord, secret: str) -> NewWebhook:
+    return NewWebhook(**msgspec.structs.asdict(webhook_view(record)), secret=secret)
+
+
+def delivery_view(record: DeliveryRecord) -> DeliveryView:
+    state = record.state
+    return DeliveryView(
+        id=record.id,
+        kind=record.event.kind,
+        state=STATES[state.state],
+        tries=state.tries,
+        created_at=at(record.event.at),
+        tried_at=None if state.tried_ms is None else at(state.tried_ms * 1000),
+        status=state.status,
+        problem=state.problem,
+        missed=record.event.missed,
+        data=record.event.data,
+    )

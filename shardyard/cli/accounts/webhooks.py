@@ -1,0 +1,239 @@
+"""Commands about webhooks: webhook add, list, show, change, remove, test, deliveries, redeliver."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardyard import formatting
+from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_answer, print_json
+from shardyard.contract.errors import Unavailable
+
+if TYPE_CHECKING:
+    from shardyard.client import Client
+    from shardyard.contract.webhooks import DeliveryList, DeliveryView, NewWebhook, WebhookList, WebhookView
+
+app = typer.Typer(help="Messages to your services when jobs change.", no_args_is_help=True)
+
+#: How long a test is waited for, and between two looks at it.
+TEST_SECONDS, POLL_SECONDS = 15.0, 0.25
+
+WebhookId = Annotated[
+    str, typer.Argument(metavar="WEBHOOK", help="Its id from `shardyard webhook list`.", show_default=False)
+]
+Events = Annotated[
+    list[str] | None,
+    typer.Option("--event", help="A kind of events: job.failed, node.*; may be repeated.", show_default=False),
+]
+
+ADD_EXAMPLES = "\n\n".join(
+    (
+        "[bold]Examples[/]",
+        "shardyard webhook add https://ci.example.com/hooks/shardyard --event job.failed --event job.succeeded",
+        "shardyard webhook add https://hooks.slack.com/services/... --format slack",
+        "shardyard webhook add https://pager.example.com/x --event 'node.*' --event 'device.*'",
+    )
+)
+DELIVERIES_EXAMPLES = "\n\n".join(
+    (
+        "[bold]Examples[/]",
+        "shardyard webhook deliveries WEBHOOK              those that wait, have arrived, or were given up",
+        "shardyard webhook deliveries WEBHOOK --state dead",
+        "shardyard webhook redeliver WEBHOOK DELIVERY      send one of them again",
+        "shardyard webhook redeliver WEBHOOK --dead        send all dead letters again, the oldest first",
+    )
+)
+
+
+@app.command("add", epilog=ADD_EXAMPLES)
+def add_command(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Where to send, https://...", show_default=False)],
+    event: Events = None,
+    form: Annotated[str, typer.Option("--format", help="json, which is signed, or slack.")] = "json",
+    name: Annotated[str, typer.Option(help="What it is for, so that you recognise it later.")] = "",
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a webhook. The secret that its deliveries are signed with is shown only this once."""
+    from shardyard.client import endpoints
+
+    call = endpoints.create_webhook(address, events=event or ["job.*"], form=form, name=name)
+    print_answer(call, _print_new, url, token, as_json)
+
+
+def _print_new(made: "NewWebhook") -> None:
+    print(f"{made.id} sends {', '.join(made.events)} to {made.url}")
+    if made.format == "json":
+        print(f"secret: {made.secret}")
+    print(f"try it with `shardyard webhook test {made.id}`")
+
+
+@app.command("list")
+def list_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """List webhooks, and how they fare."""
+    from shardyard.client import endpoints
+
+    print_answer(endpoints.list_webhooks(), _print_webhooks, url, token, as_json)
+
+
+def _print_webhooks(found: "WebhookList") -> None:
+    listing = make_table("WEBHOOK", "NAME", "EVENTS", "ADDRESS", "STATE", "#WAITING", "#DEAD")
+    for each in found.webhooks:
+        counts = (str(each.waiting), str(each.dead))
+        listing.add_row(each.id, each.name, ", ".join(each.events), each.url, _standing(each), *counts)
+    make_console().print(listing)
+
+
+def _standing(webhook: "WebhookView") -> str:
+    if not webhook.active:
+        return "not active"
+    return "fails" if webhook.failing_since is not None else "ok"
+
+
+@app.command("show")
+def show_command(webhook: WebhookId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Show a webhook, without its secret."""
+    from shardyard.client import endpoints
+
+    print_answer(endpoints.show_webhook(webhook), _print_webhook, url, token, as_json)
+
+
+def _print_webhook(found: "WebhookView") -> None:
+    rows = {
+        "webhook": found.id,
+        "name": found.name,
+        "address": found.url,
+        "format": found.format,
+        "events": ", ".join(found.events),
+        "state": _standing(found),
+        "problem": found.problem,
+        "created": formatting.local_time(found.created_at),
+        "last delivery": formatting.local_time(found.delivered_at),
+        "failing since": formatting.local_time(found.failing_since),
+        "waiting": str(found.waiting),
+        "dead": str(found.dead),
+        "missed": str(found.missed) if found.missed else "",
+    }
+    listing = make_table("", "")
+    listing.show_header = False
+    for field, value in rows.items():
+        if value:
+            listing.add_row(field, value)
+    make_console().print(listing)
+
+
+@app.command("change")
+def change_command(
+    webhook: WebhookId,
+    address: Annotated[str | None, typer.Option(help="Another address.", show_default=False)] = None,
+    event: Events = None,
+    name: Annotated[str | None, typer.Option(help="Another name.", show_default=False)] = None,
+    active: Annotated[
+        bool | None,
+        typer.Option("--on/--off", help="Whether it gets events; what waits for it stays.", show_default=False),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a webhook: its address, name and events, or whether it gets any."""
+    from shardyard.client import endpoints
+
+    call = endpoints.change_webhook(webhook, url=address, events=event, name=name, active=active)
+    print_answer(call, _print_webhook, url, token, as_json)
+
+
+@app.command("remove")
+def remove_command(webhook: WebhookId, url: Url = None, token: Token = None) -> None:
+    """Delete a webhook, and what waits for it."""
+    with connect_client(url, token) as client:
+        client.delete_webhook(webhook)
+    print(f"{webhook} is deleted")
+
+
+@app.command("test")
+def try_command(webhook: WebhookId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Send an event of the kind webhook.test, and wait for what becomes of it."""
+    with connect_client(url, token) as client:
+        found = _await_delivery(client, webhook, client.test_webhook(webhook))
+        if as_json:
+            from shardyard.client import endpoints
+
+            listed = client.json(endpoints.list_deliveries(webhook, state="all", cursor="", limit=50))
+            return print_json(next(row for row in listed["deliveries"] if row["id"] == found.id))
+    if found.state == "delivered":
+        print(f"it has arrived: the receiver answered {found.status}")
+        return None
+    problem = found.problem or "it is on its way"
+    where = f"`shardyard webhook deliveries {webhook}`"
+    raise Unavailable(f"the test has not arrived: {problem}; it is tried again ({where} shows it)")
+
+
+def _await_delivery(client: "Client", webhook: str, delivery: str) -> "DeliveryView":
+    """The delivery, when it has arrived or failed once, or the time is over."""
+    end = time.monotonic() + TEST_SECONDS
+    while True:
+        listed = client.list_deliveries(webhook).deliveries
+        found = next((row for row in listed if row.id == delivery), None)
+        if found is None:
+            raise Unavailable("the test is not among the last deliveries any more: many others came after it")
+        if found.state != "waiting" or found.problem or time.monotonic() > end:
+            return found
+        time.sleep(POLL_SECONDS)
+
+
+@app.command("deliveries", epilog=DELIVERIES_EXAMPLES)
+def deliveries_command(
+    webhook: WebhookId,
+    state: Annotated[str, typer.Option(help="all, delivered, or dead: given up.")] = "all",
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the newest first.")] = 50,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List deliveries of a webhook, and what was wrong with those that have not arrived."""
+    from shardyard.client import endpoints
+
+    call = endpoints.list_deliveries(webhook, state=state, cursor="", limit=limit)
+    print_answer(call, _print_deliveries, url, token, as_json)
+
+
+def _print_deliveries(found: "DeliveryList") -> None:
+    listing = make_table("DELIVERY", "EVENT", "ABOUT", "STATE", "#TRIES", "CREATED", "PROBLEM")
+    for each in found.deliveries:
+        about = str(each.data.get("id") or each.data.get("node") or "")
+        created = formatting.local_time(each.created_at)
+        listing.add_row(each.id, each.kind, about, each.state, str(each.tries), created, each.problem)
+    make_console().print(listing)
+
+
+@app.command("redeliver")
+def redeliver_command(
+    webhook: WebhookId,
+    delivery: Annotated[
+        str | None, typer.Argument(metavar="DELIVERY", help="Its id from `webhook deliveries`.", show_default=False)
+    ] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="All dead letters, the oldest first.")] = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Send a delivery again, or all that were given up. Receivers know them by their ids."""
+    if (delivery is None) is not dead:
+        raise typer.BadParameter("give either the id of a delivery, or --dead")
+    with connect_client(url, token) as client:
+        wanted = [delivery] if delivery is not None else _list_dead(client, webhook)
+        for each in wanted:
+            client.redeliver(webhook, each)
+    print("sent again: " + (", ".join(wanted) or "nothing, there are no dead letters"))
+
+
+def _list_dead(client: "Client", webhook: str) -> list[str]:
+    """Ids of the dead letters, the oldest first."""
+    found: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = client.list_deliveries(webhook, state="dead", cursor=cursor, limit=100)
+        found += [row.id for row in page.deliveries]
+        cursor = page.next_cursor
+    return found[::-1]
