@@ -12,13 +12,15 @@ from pathlib import Path
 import structlog
 from fastapi import Depends, FastAPI
 
-from api.accounts import secrets_routes, sessions_routes, tokens_routes
+from api.accounts import quotas_routes, secrets_routes, sessions_routes, tokens_routes
+from api.accounts.quotas_service import QuotaService
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
 from api.accounts.tokens_service import TokenService
 from api.background import bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
+from api.background.quota_recount import QuotaRecount
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
 from api.data.change_notifier import ChangeNotifier
@@ -87,6 +89,7 @@ ROUTERS = (
     fleet_routes.router,
     secrets_routes.router,
     tokens_routes.router,
+    quotas_routes.router,
     sessions_routes.router,
     system_routes.router,
     docs_routes.router,
@@ -217,6 +220,7 @@ def _build_services(
         secrets,
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),
+        QuotaService(control),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive),
     )
 
@@ -262,6 +266,7 @@ def _periodic_sweeps(
         PeriodicSweep(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),
+        PeriodicSweep("quotas", QuotaRecount(control).recount, SWEEP_SECONDS),
         PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
         PeriodicSweep(
             "idle_bundles",

@@ -24,7 +24,7 @@ router = APIRouter(tags=["jobs"])
 _SPEC = json_body("JobSpec", examples.SPECS)
 _REFUSED = (
     *("unknown_bundle", "unknown_secret", "unknown_pool", "too_large_for_pool"),
-    *("idempotency_conflict", "storage_low"),
+    *("idempotency_conflict", "storage_low", "over_quota", "quota_exceeded"),
 )
 
 

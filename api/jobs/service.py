@@ -36,6 +36,7 @@ from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import (
     FieldError,
+    Forbidden,
     InvalidSpec,
     JobFinished,
     JobNotFinished,
@@ -102,6 +103,7 @@ class JobService:
                 could never run.
             IdempotencyConflict: the key was used with another body.
             StorageLow: a disk of the service has too little room.
+            OverQuota, QuotaExceeded: the tenant or the token may not have it, or has no room for it now.
         """
         return await self._store_job(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
 
@@ -126,6 +128,8 @@ class JobService:
     ) -> SubmittedJob:
         self._disks.require_room()
         self._check_artifact_limit(wanted)
+        if wanted.priority > 0 and not who.may_rank_first:
+            raise Forbidden("a priority above 0 needs a token with the scope 'priority'; submit with priority 0")
         await self._bundles.check_entrypoint(who, wanted)
         await self._secrets.check_secrets(who, wanted)
         call = store.submit(

@@ -32,7 +32,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import secrets, tokens
+from shardyard.cli.accounts import quotas, secrets, tokens
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -160,6 +160,7 @@ for panel, commands in COMMANDS:
             app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(command)
 app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
+app.add_typer(quotas.app, name="quota", rich_help_panel="Machines and access")
 app.add_typer(secrets.app, name="secret", rich_help_panel="Machines and access")
 
 

@@ -50,6 +50,12 @@ local function tokens_key(tenant) return 'sy:tokens:' .. tenant end
 local function secrets_key(tenant) return 'sy:secret:' .. tenant end
 local SECRET_TENANTS_KEY = 'sy:secret_tenants'  -- tenants that have secrets
 
+-- An account is a tenant, '<tenant>', or one token of it, '<tenant>/<token>'.
+local QUOTAS_KEY = 'sy:quotas'  -- quotas, JSON, by account; one without an entry has none
+local PARKED_KEY = 'sy:parked'  -- accounts for which jobs are parked
+local function usage_key(account) return 'sy:usage:' .. account end
+local function parked_key(account) return 'sy:parked:' .. account end
+
 local STORAGE_KEY = 'sy:storage'  -- nonce of the storage directory
 local FORMAT_KEY = 'sy:format'    -- how these keys are laid out
 

@@ -63,7 +63,7 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
         )
-    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}")}
+    } | {("put", path) for path in ("/v1/pools/{pool}", "/v1/secrets/{secret}", "/v1/quotas/{tenant}")}
 
 
 async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
@@ -87,6 +87,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.QUARANTINES,
         examples.POLICIES,
         examples.PROFILES,
+        examples.QUOTAS,
         examples.SECRETS,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
