@@ -47,6 +47,7 @@ from api.http.middleware import (
     allowed_hosts,
 )
 from api.http.prometheus import ProcessMetrics
+from api.http.rate_limits import RateLimiter
 from api.jobs import routes as job_routes
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
@@ -150,6 +151,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         lambda: scheduler.alive,
     )
     app.state.authenticator = authenticator
+    app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
     app.state.services = {type(service): service for service in services}
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
     scheduler.start()

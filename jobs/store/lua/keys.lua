@@ -54,6 +54,7 @@ local SECRET_TENANTS_KEY = 'sy:secret_tenants'  -- tenants that have secrets
 local QUOTAS_KEY = 'sy:quotas'  -- quotas, JSON, by account; one without an entry has none
 local PARKED_KEY = 'sy:parked'  -- accounts for which jobs are parked
 local function usage_key(account) return 'sy:usage:' .. account end
+local function rate_key(account) return 'sy:rate:' .. account end
 local function parked_key(account) return 'sy:parked:' .. account end
 
 local STORAGE_KEY = 'sy:storage'  -- nonce of the storage directory
