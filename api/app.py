@@ -28,6 +28,7 @@ from api.data.disk_guard import DiskGuard
 from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
+from api.data.memory_guard import MemoryGuard
 from api.data.redis_pool import connect
 from api.data.telemetry_reader import TelemetryReader
 from api.events import routes as event_routes
@@ -137,7 +138,8 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     storage = settings.storage.expanduser()
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
     disks = DiskGuard(api_directories(settings), settings.reserve_bytes)
-    bundles = BundleService(control, storage, settings.max_bundles_bytes, disks)
+    memory = MemoryGuard(control)
+    bundles = BundleService(control, storage, settings.max_bundles_bytes, disks, memory)
     services = _build_services(
         control,
         telemetry,
@@ -148,6 +150,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         SecretService(control, settings.secret_keys()),
         settings,
         disks,
+        memory,
         lambda: scheduler.alive,
     )
     app.state.authenticator = authenticator
@@ -206,13 +209,24 @@ def _build_services(
     secrets: SecretService,
     settings: Settings,
     disks: DiskGuard,
+    memory: MemoryGuard,
     is_scheduler_alive: Callable[[], bool],
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
     return (
         JobService(
-            control, records, telemetry, fleet, changes, storage, bundles, secrets, disks, settings.max_artifact_bytes
+            control,
+            records,
+            telemetry,
+            fleet,
+            changes,
+            storage,
+            bundles,
+            secrets,
+            disks,
+            memory,
+            settings.max_artifact_bytes,
         ),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from api.http.auth import SAFE, Authenticator, Principal, is_public
 from api.http.middleware import RATE_LIMIT_FIELDS
 from api.http.rate_limits import RateLimiter
+from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
 from jobs.store.tokens import Scope
 from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
@@ -41,6 +42,7 @@ async def authenticate(request: Request) -> None:
             fields = await limiter.count_request(principal.tenant, principal.token)
         request.scope[RATE_LIMIT_FIELDS] = fields
     principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
+    current_tenant.set(principal.tenant)
     request.state.authenticate_header = principal
 
 

@@ -1,8 +1,8 @@
 """How many requests tokens and tenants may send.
 
-The buckets are in Redis, for all API processes together. A process takes a second's worth at a time, or a hundred, and
-counts them down by itself: most requests, status polls above all, cost a look-up in a dictionary. It asks for more
-before it has none left, so no request waits for that. Where Redis does not answer, nobody is refused for it.
+The buckets are in Redis, for all API processes together. A process takes a second's worth at a time, at most a
+hundred, and counts them down by itself: most requests, status polls above all, cost a look-up in a dictionary. It asks
+for more before it has none left, so no request waits for that. Where Redis does not answer, nobody is refused for it.
 """
 
 import asyncio

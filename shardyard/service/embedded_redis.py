@@ -88,6 +88,13 @@ def find_server() -> Path:
     )
 
 
+def choose_control_memory() -> int:
+    """How many bytes of memory the control Redis may have: a quarter of the host's, and 512 MiB at least. It refuses
+    new jobs above seven eighths of that."""
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(512 << 20, host // 4)
+
+
 def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     """Write the configuration of the server `name` (a key of `SETTINGS`) under `data_dir`.
 
@@ -97,7 +104,8 @@ def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = _read_password(directory / "password")
     socket = _socket_path(directory)
-    settings = SETTINGS[name] | {"dir": str(directory), "unixsocket": str(socket), "requirepass": password}
+    limit = {} if "maxmemory" in SETTINGS[name] else {"maxmemory": str(choose_control_memory())}
+    settings = SETTINGS[name] | limit | {"dir": str(directory), "unixsocket": str(socket), "requirepass": password}
     config = directory / "redis.conf"
     _write_private(config, "".join(f"{key} {_quote_value(value)}\n" for key, value in settings.items()))
     service = ServiceProcess(

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from api.http import rate_limits
 from jobs.model.settings import Settings
+from jobs.store import rate_limits
 from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api, running
 
@@ -63,7 +63,7 @@ async def test_two_processes_count_together(settings: Settings) -> None:
 
 async def test_most_requests_ask_redis_for_nothing(api: Api) -> None:
     calls = 0
-    take = rate_limits.rate_limits.take_requests
+    take = rate_limits.take_requests
 
     def counted(*names: str | int, **more: int) -> object:
         nonlocal calls
@@ -71,7 +71,7 @@ async def test_most_requests_ask_redis_for_nothing(api: Api) -> None:
         return take(*names, **more)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rate_limits.rate_limits, "take_requests", counted)
+        patched.setattr(rate_limits, "take_requests", counted)
         answers = await asyncio.gather(*(api.client.get("/v1/me") for _ in range(300)))
     assert {answer.status_code for answer in answers} == {200}
     assert 2 <= calls <= 4
