@@ -11,7 +11,8 @@ import pytest
 
 from api.data import file_threads, memory_guard
 from api.data.file_threads import AttemptStorage
-from api.http.tenant_slots import current_tenant
+from api.http.tenant_slots import TenantSlots, current_tenant
+from api.jobs.service import JobService
 from jobs import store
 from jobs.files import paths
 from jobs.files.metric_file import MetricWriter
@@ -153,3 +154,19 @@ async def test_a_full_control_redis_refuses_what_is_new_and_nothing_else(
     finally:
         redis.config_set("maxmemory", 0)
     await api.submit()
+
+
+async def test_requests_that_wait_have_so_many_places_for_a_tenant(api: Api) -> None:
+    api.node()
+    waiting = api.app.state.services[JobService]._waiting = TenantSlots(1, 1, 0, 0)
+    job = await api.submit()
+    held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
+    async with asyncio.timeout(DEADLINE):
+        while not waiting.held_count:
+            await asyncio.sleep(0)
+    refused = await api.client.get(f"/v1/jobs/{job}?wait=30")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_reads")
+    assert (await api.client.get(f"/v1/jobs/{job}")).status_code == 200, "without `wait` it is answered at once"
+    await api.client.post(f"/v1/jobs/{job}/cancel")
+    assert (await held).status_code == 200
+    assert waiting.held_count == 0
