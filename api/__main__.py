@@ -37,6 +37,8 @@ BACKLOG = 1024
 GC_THRESHOLD = 10_000
 #: Descriptors for all streams and other connections, where the system lets us have them; many systems begin with 1024.
 WANTED_DESCRIPTORS = 8192
+#: Of them, those kept back for files and Redis: connections of clients get the others, but some at least.
+KEPT_DESCRIPTORS, MIN_CONNECTIONS = 256, 64
 #: Ticks of uvicorn, a tenth of a second each, between two looks at the certificate's files.
 CERTIFICATE_TICKS = 50
 
@@ -101,7 +103,7 @@ def main() -> int:
         ),
         certificate,
     )
-    raise_descriptor_limit()
+    DeadlineProtocol.max_connections = max(MIN_CONNECTIONS, raise_descriptor_limit() - KEPT_DESCRIPTORS)
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not go through it again and again
     gc.set_threshold(GC_THRESHOLD)
@@ -115,12 +117,14 @@ def main() -> int:
     return 0 if server.started else 3
 
 
-def raise_descriptor_limit() -> None:
-    """Have as many descriptors as may be needed, or as the system's own limit for this account allows."""
+def raise_descriptor_limit() -> int:
+    """Have as many descriptors as may be needed, or as the system's own limit for this account allows; how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return WANTED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def open_listener(host: str, port: int) -> socket.socket:

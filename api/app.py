@@ -12,7 +12,8 @@ from pathlib import Path
 import structlog
 from fastapi import Depends, FastAPI
 
-from api.accounts import secrets_routes, sessions_routes, tokens_routes
+from api.accounts import quotas_routes, secrets_routes, sessions_routes, tokens_routes
+from api.accounts.quotas_service import QuotaService
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
 from api.accounts.tokens_service import TokenService
@@ -21,6 +22,7 @@ from api.audit.service import AuditService
 from api.background import audit_retention, bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
+from api.background.quota_recount import QuotaRecount
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
 from api.data.change_notifier import ChangeNotifier
@@ -28,6 +30,7 @@ from api.data.disk_guard import DiskGuard
 from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
+from api.data.memory_guard import MemoryGuard
 from api.data.redis_pool import connect
 from api.data.telemetry_reader import TelemetryReader
 from api.events import routes as event_routes
@@ -50,6 +53,7 @@ from api.http.middleware import (
     allowed_hosts,
 )
 from api.http.prometheus import ProcessMetrics
+from api.http.rate_limits import RateLimiter
 from api.jobs import routes as job_routes
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
@@ -100,6 +104,7 @@ ROUTERS = (
     secrets_routes.router,
     webhook_routes.router,
     tokens_routes.router,
+    quotas_routes.router,
     sessions_routes.router,
     audit_routes.router,
     system_routes.router,
@@ -150,7 +155,8 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     storage = settings.storage.expanduser()
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
     disks = DiskGuard(api_directories(settings), settings.reserve_bytes)
-    bundles = BundleService(control, storage, settings.max_bundles_bytes, disks)
+    memory = MemoryGuard(control)
+    bundles = BundleService(control, storage, settings.max_bundles_bytes, disks, memory)
     services = _build_services(
         control,
         telemetry,
@@ -161,6 +167,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         SecretService(control, settings.secret_keys()),
         settings,
         disks,
+        memory,
         lambda: scheduler.alive,
         app.state.audit_log,
     )
@@ -168,6 +175,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     services += (WebhookService(control, settings.secret_keys(), targets),)
     sender = WebhookSender(control, settings.secret_keys(), WebhookTransport(targets, resolver))
     app.state.authenticator = authenticator
+    app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
     app.state.services = {type(service): service for service in services}
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
     app.state.audit_log.start()
@@ -229,6 +237,7 @@ def _build_services(
     secrets: SecretService,
     settings: Settings,
     disks: DiskGuard,
+    memory: MemoryGuard,
     is_scheduler_alive: Callable[[], bool],
     audit_log: AuditLog,
 ) -> tuple[object, ...]:
@@ -236,7 +245,17 @@ def _build_services(
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
     return (
         JobService(
-            control, records, telemetry, fleet, changes, storage, bundles, secrets, disks, settings.max_artifact_bytes
+            control,
+            records,
+            telemetry,
+            fleet,
+            changes,
+            storage,
+            bundles,
+            secrets,
+            disks,
+            memory,
+            settings.max_artifact_bytes,
         ),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
@@ -247,6 +266,7 @@ def _build_services(
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),
         AuditService(storage),
+        QuotaService(control),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
     )
 
@@ -294,6 +314,7 @@ def _periodic_sweeps(
         PeriodicSweep(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),
+        PeriodicSweep("quotas", QuotaRecount(control).recount, SWEEP_SECONDS),
         PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
         PeriodicSweep(
             "idle_bundles",

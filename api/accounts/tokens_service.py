@@ -8,9 +8,9 @@ from api.data.fleet_cache import FleetCache
 from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas import views
-from api.schemas.requests import parse_new_token
+from api.schemas.requests import make_quota, parse_new_token
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import tokens
+from jobs.store import quotas, tokens
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Forbidden, NotFound, UnboxedNodes
 from shardyard.contract.responses import NewToken, TokenList, TokenView
@@ -40,9 +40,12 @@ class TokenService:
             raise Forbidden("only operators may create tokens for another tenant")
         if tenant != DEFAULT_TENANT and not self._jobs_unboxed:
             await self._refuse_unboxed(tenant)
+        quota = None if wanted.quota is None else make_quota(wanted.quota, "quota.", of_token=True)
         now = time.time_ns() // 1000
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
         text, record = tokens.issue_token(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
+        if quota is not None:  # first: the token must not work without it
+            await self._store.run(quotas.set_quota(tenant, record.id, quota))
         await self._store.run(tokens.put_token(record))
         audit.log_audit_event(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
         return NewToken(**msgspec.structs.asdict(views.token_view(record)), token=text)
@@ -65,5 +68,6 @@ class TokenService:
         except NotFound:
             if not known:  # else it went by this very call, whose first reply was lost
                 raise
+        await self._store.run(quotas.set_quota(who.tenant, token, None))
         self._authenticator.forget_token(token)
         audit.log_audit_event(who, "token_revoked", revoked=token)

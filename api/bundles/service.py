@@ -8,7 +8,6 @@ first, and the other is removed.
 import hashlib
 import os
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ import anyio
 import anyio.to_thread
 
 from api.data.disk_guard import DiskGuard
+from api.data.memory_guard import MemoryGuard
 from api.http import audit
 from api.http.auth import Principal
+from api.http.tenant_slots import TenantSlots
 from jobs import store
 from jobs.bundles import bundle as bundles
 from jobs.bundles.bundle import BundleListing
@@ -35,9 +36,13 @@ from shardyard.contract.responses import BundleContents, BundleFileView, BundleV
 
 T = TypeVar("T")
 
-#: Uploads at a time in one API process, and of one tenant: each holds a file and, at its end, a core.
-MAX_UPLOADS = 4
+#: Uploads at a time in one API process, and of one tenant: each holds a file.
+MAX_UPLOADS = 8
 MAX_UPLOADS_OF_TENANT = 2
+#: Uploads beside them, one of each tenant, when others hold all.
+RESERVED_UPLOADS = 16
+#: Threads that write and check them: each holds a core while it does.
+WRITER_THREADS = 4
 #: Bundles whose files are listed at a time.
 MAX_READERS = 4
 #: What is collected in memory before a thread writes it.
@@ -57,15 +62,16 @@ class UploadedBundle:
 
 
 class BundleService:
-    def __init__(self, control: AsyncRedisStore, root: Path, quota: int, disks: DiskGuard) -> None:
+    def __init__(self, control: AsyncRedisStore, root: Path, quota: int, disks: DiskGuard, memory: MemoryGuard) -> None:
         """`root` is the storage directory; `quota` is how many bytes all bundles of one tenant may have."""
         self._store = control
         self._root = root
         self._quota = quota
         self._disks = disks
-        self._uploads: Counter[str] = Counter()
+        self._memory = memory
+        self._uploads = TenantSlots(MAX_UPLOADS, MAX_UPLOADS_OF_TENANT, 1, RESERVED_UPLOADS)
         #: Threads of their own, so that a large upload does not delay submits and reads of logs.
-        self._writers = anyio.CapacityLimiter(MAX_UPLOADS)
+        self._writers = anyio.CapacityLimiter(WRITER_THREADS)
         self._readers = anyio.CapacityLimiter(MAX_READERS)
 
     async def upload(self, who: Principal, body: AsyncIterator[bytes]) -> UploadedBundle:
@@ -75,9 +81,10 @@ class BundleService:
             TooManyUploads: there are too many at the moment.
             BadBundle: it breaks a rule.
             BundleQuota: the tenant has no room for it.
-            StorageLow: the disk has none.
+            StorageLow, StoreFull: the disk, or the control Redis, has none.
         """
         self._disks.require_room()
+        await self._memory.require_room()
         nonce = uuid.uuid4().hex
         draft = paths.bundle_draft(self._root, who.tenant, nonce)
         with self._upload_slot(who.tenant), self._disks.refusing_writes():
@@ -139,14 +146,10 @@ class BundleService:
 
     @contextmanager
     def _upload_slot(self, tenant: str) -> Iterator[None]:
-        if self._uploads.total() >= MAX_UPLOADS or self._uploads[tenant] >= MAX_UPLOADS_OF_TENANT:
+        if not self._uploads.has_room(tenant):
             raise TooManyUploads("too many bundles are being uploaded at the moment; try again in a few seconds")
-        self._uploads[tenant] += 1
-        try:
+        with self._uploads.hold(tenant):
             yield
-        finally:
-            self._uploads[tenant] -= 1
-            self._uploads += Counter()  # forgets tenants that have none
 
     async def _write_draft(self, body: AsyncIterator[bytes], draft: Path) -> str:
         """Write a body to `draft`, onto the disk; the id of what was written."""

@@ -14,6 +14,7 @@ from api.events.job_reader import JobReader, WantedLines
 from api.events.service_feed import ServiceFeed, ServiceReader
 from api.http.auth import Principal
 from api.http.problems import StreamEnded
+from api.http.tenant_slots import TenantSlots
 from jobs.model.state import TERMINAL
 from shardyard.contract.errors import (
     FieldError,
@@ -25,9 +26,12 @@ from shardyard.contract.errors import (
     Unavailable,
 )
 
-#: Streams of one process, and of one token.
+#: Streams of one process, of one token, and of one tenant.
 MAX_STREAMS = 2_000
 MAX_OF_TOKEN = 1_000
+MAX_OF_TENANT = 1_500
+#: Streams that each tenant has beside them, when others hold all, and how many those may be together.
+OWN_STREAMS, RESERVED_STREAMS = 20, 400
 #: How often a reader's token is checked again.
 CHECK_SECONDS = 30.0
 #: After this long a stream ends and its reader reconnects, so that no stream is open for ever and load can move.
@@ -40,7 +44,7 @@ PING = b": ping\n\n"
 
 
 class TooManyStreams(ShardyardError):
-    """The token has as many streams open as it may have."""
+    """The token, or its tenant, has as many streams open as it may have."""
 
     code = "too_many_streams"
 
@@ -64,33 +68,45 @@ def parse_wanted(text: str, tail: int | None, stream: str = "") -> WantedLines:
 
 
 class StreamSlots:
-    """How many streams may be open at once."""
+    """How many streams may be open at once. `own` are there for a tenant, whatever others hold."""
 
-    def __init__(self, most: int = MAX_STREAMS, of_token: int = MAX_OF_TOKEN) -> None:
+    def __init__(
+        self,
+        most: int = MAX_STREAMS,
+        of_token: int = MAX_OF_TOKEN,
+        of_tenant: int = MAX_OF_TENANT,
+        own: int = OWN_STREAMS,
+        reserve: int = RESERVED_STREAMS,
+    ) -> None:
         self._most = most
         self._of_token = of_token
-        self._held: Counter[str] = Counter()
+        self._of_tenant = of_tenant
+        self._tokens: Counter[str] = Counter()
+        self._tenants = TenantSlots(most, of_tenant, own, reserve)
 
     @property
     def open_count(self) -> int:
-        return self._held.total()
+        return self._tenants.held_count
 
     @contextmanager
-    def acquire(self, token: str) -> Iterator[None]:
+    def acquire(self, tenant: str, token: str) -> Iterator[None]:
         """Raises:
         Unavailable, TooManyStreams: none is free.
         """
-        if self.open_count >= self._most:
-            raise Unavailable(f"{self._most} streams are open here; close some, or try again")
-        if self._held[token] >= self._of_token:
+        if self._tokens[token] >= self._of_token:
             raise TooManyStreams(f"this token has {self._of_token} streams open; close some")
-        self._held[token] += 1
+        if self._tenants.is_tenant_full(tenant):
+            raise TooManyStreams(f"tenant {tenant} has {self._of_tenant} streams open; close some")
+        if not self._tenants.has_room(tenant):
+            raise Unavailable(f"{self._most} streams are open here; close some, or try again")
+        self._tokens[token] += 1
         try:
-            yield
+            with self._tenants.hold(tenant):
+                yield
         finally:
-            self._held[token] -= 1
-            if not self._held[token]:
-                del self._held[token]
+            self._tokens[token] -= 1
+            if not self._tokens[token]:
+                del self._tokens[token]
 
 
 class EventService:
@@ -151,7 +167,7 @@ class EventService:
 
     @contextmanager
     def _stream_slot(self, who: Principal) -> Iterator[None]:
-        with self.slots.acquire(who.token):
+        with self.slots.acquire(who.tenant, who.token):
             if self._closed:
                 raise Unavailable("this process is shutting down; try again")
             yield

@@ -67,6 +67,12 @@ class Principal:
     def may_submit(self) -> bool:
         return tokens.covers_scope(self.scopes, Scope.SUBMIT)
 
+    @property
+    def may_rank_first(self) -> bool:
+        """Whether its jobs may have a priority above 0. Those of the tenant `default` always may: it is the only one
+        where there is one, and the operator's where there are several."""
+        return self.tenant == DEFAULT_TENANT or tokens.covers_scope(self.scopes, Scope.PRIORITY)
+
     def require_scope(self, scope: Scope) -> None:
         """Raises:
         Forbidden: the token does not allow it.

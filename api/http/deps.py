@@ -10,6 +10,9 @@ from starlette.requests import ClientDisconnect
 from api.http.audit import CHANGES
 from api.http.audit_log import AuditLog
 from api.http.auth import SAFE, Authenticator, Principal, is_public
+from api.http.middleware import RATE_LIMIT_FIELDS
+from api.http.rate_limits import RateLimiter
+from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
 from jobs.store.tokens import Scope
 from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
@@ -37,6 +40,13 @@ async def authenticate(request: Request) -> None:
         principal = await authenticator.authenticate_session(session)
     else:
         principal = await authenticator.authenticate_header(header)
+    limiter: RateLimiter = request.app.state.rate_limiter
+    if limiter.is_limited:
+        fields = limiter.count_locally(principal.token)
+        if fields is None:
+            fields = await limiter.count_request(principal.tenant, principal.token)
+        request.scope[RATE_LIMIT_FIELDS] = fields
+    current_tenant.set(principal.tenant)
     request.state.authenticate_header = principal
     principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
 

@@ -28,6 +28,9 @@ MIN_UPLOAD_BYTES_PER_SECOND = 64 * 1024
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
+#: Where a request has the header fields about the limits on requests, which its answer gets.
+RATE_LIMIT_FIELDS = "shardyard.rate_limit"
+
 _WITHOUT_BODY = (204, 304)
 #: What an answer says that does not say otherwise.
 _PRIVATE_HEADERS = ((b"cache-control", b"private, no-cache"), (b"x-content-type-options", b"nosniff"))
@@ -92,6 +95,7 @@ class RequestLimitsMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = headers = _with_private_headers(list(message.get("headers", ())))
+                headers.extend(scope.get(RATE_LIMIT_FIELDS, ()))
                 if status in _WITHOUT_BODY or any(name == b"content-length" for name, _ in headers):
                     head = message  # the rest comes at once: all of it is sent together
                     return

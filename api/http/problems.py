@@ -62,6 +62,11 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "body_timeout": (408, "The body did not arrive in time"),
     "too_many_uploads": (429, "Too many uploads at the moment"),
     "too_many_streams": (429, "Too many event streams"),
+    "too_many_reads": (429, "Too many large reads at the moment"),
+    "rate_limited": (429, "Too many requests"),
+    "quota_exceeded": (429, "The quota is used up"),
+    "over_quota": (403, "More than the quota allows"),
+    "store_full": (503, "No room for anything new"),
     "headers_too_large": (431, "Headers too large"),
     "unauthenticated": (401, "A valid token is needed"),
     "forbidden": (403, "The token lacks the scope"),
@@ -129,7 +134,10 @@ def problem_response(code: str, detail: str, path: str, fields: tuple[FieldError
 
 
 def error_response(error: ShardyardError, path: str) -> Response:
-    return problem_response(error.code, error.message, path, error.fields)
+    response = problem_response(error.code, error.message, path, error.fields)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
 
 
 def install_handlers(app: FastAPI) -> None:

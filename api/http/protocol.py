@@ -4,6 +4,7 @@ import socket
 from asyncio import BaseTransport, TimerHandle, Transport
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, cast
 
 from starlette.types import Scope
@@ -17,6 +18,8 @@ VANISHED_SECONDS = 10
 FAREWELL_SECONDS = 1.0
 #: When a connection on which nothing is sent is asked whether the other side is there, and how often.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
+#: Idle connections that are closed at once for a new one, where there are too many.
+CLOSED_AT_ONCE = 32
 #: What is copied to go out with its head; more goes out by itself.
 MAX_WHOLE_BYTES = 64 * 1024
 _CONNECTION, _EXCHANGE = "shardyard.client.connection", "shardyard.exchange"
@@ -64,10 +67,18 @@ def enable_keepalive(listener: socket.socket) -> None:
 class DeadlineProtocol(HttpToolsProtocol):
     """Closes a connection that does not finish a request's head in time (slow loris), or sends a huge one."""
 
+    #: Above it, idle connections are closed for new ones. `api.__main__` sets it, by the descriptors that there are.
+    max_connections = 512
+
     _deadline: TimerHandle | None = None
     _has_user_timeout = False  # it was said when to drop the connection
     _head_bytes = 0
     _in_head = True  # between requests too
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request that is being answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     @property
     def is_request_complete(self) -> bool:
@@ -75,8 +86,16 @@ class DeadlineProtocol(HttpToolsProtocol):
         return self._in_head
 
     def connection_made(self, transport: BaseTransport) -> None:
+        if len(self.connections) >= self.max_connections:
+            self._make_room()
         super().connection_made(cast(Transport, transport))
         self._start_deadline()
+
+    def _make_room(self) -> None:
+        """Close connections on which nothing happens, the oldest first as far as the set of them keeps an order."""
+        idle = (one for one in tuple(self.connections) if isinstance(one, DeadlineProtocol) and one.is_idle)
+        for one in islice(idle, CLOSED_AT_ONCE):
+            one.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()

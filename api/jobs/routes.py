@@ -1,6 +1,7 @@
 """Routes of jobs: submit, plan, list, show, cancel, delete."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -24,7 +25,7 @@ router = APIRouter(tags=["jobs"])
 _SPEC = json_body("JobSpec", examples.SPECS)
 _REFUSED = (
     *("unknown_bundle", "unknown_secret", "unknown_pool", "too_large_for_pool"),
-    *("idempotency_conflict", "storage_low"),
+    *("idempotency_conflict", "storage_low", "store_full", "over_quota", "quota_exceeded"),
 )
 
 
@@ -42,7 +43,11 @@ async def submit(request: Request, key: IdempotencyKey) -> Response:
 @router.post(
     "/v1/plan",
     **describe(
-        "Predict the split of a job spec", Plan, also=(TEXT,), refuses=("not_found", "unreadable_spec"), body=_SPEC
+        "Predict the split of a job spec",
+        Plan,
+        also=(TEXT,),
+        refuses=("not_found", "unreadable_spec", "too_many_reads"),
+        body=_SPEC,
     ),
 )
 async def plan(
@@ -54,11 +59,9 @@ async def plan(
 ) -> Response:
     """The predicted split, as JSON or as text. Nothing is created, and the pool's devices are not checked."""
     other = await jobs.read_spec(who, await deps.job_id(against)) if against else None
-    return (
-        responses.text_response(plan_service.plan_job_text(body, other))
-        if as_text
-        else responses.json_response(plan_service.plan_job(body, other))
-    )
+    if as_text:
+        return responses.text_response(await jobs.compute(partial(plan_service.plan_job_text, body, other)))
+    return responses.json_response(await jobs.compute(partial(plan_service.plan_job, body, other)))
 
 
 @router.get("/v1/jobs", **describe("List jobs", JobList, refuses=("malformed_cursor",)))
@@ -86,7 +89,10 @@ async def cancel_many(who: Caller, jobs: ServiceDep, body: Body) -> Response:
     return responses.json_response(await jobs.cancel_many(who, body))
 
 
-@router.get("/v1/jobs/{job}", **describe("Show a job", JobStatus, without_body=(304,), refuses=("unreadable_spec",)))
+@router.get(
+    "/v1/jobs/{job}",
+    **describe("Show a job", JobStatus, without_body=(304,), refuses=("unreadable_spec", "too_many_reads")),
+)
 async def show(
     request: Request,
     who: Caller,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 import uuid_utils
@@ -19,10 +19,12 @@ from api.data.disk_guard import DiskGuard
 from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
+from api.data.memory_guard import MemoryGuard
 from api.data.telemetry_reader import TelemetryReader
 from api.http import audit, cursors
 from api.http.auth import Principal
 from api.http.responses import TaggedJson
+from api.http.tenant_slots import TenantSlots
 from api.jobs.listed_rows import EncodedJobList, ListedRows
 from api.jobs.status_poll import StatusCache
 from api.schemas import views
@@ -36,19 +38,24 @@ from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import (
     FieldError,
+    Forbidden,
     InvalidSpec,
     JobFinished,
     JobNotFinished,
     NotFound,
+    TooManyReads,
     Unavailable,
     UnreadableSpec,
 )
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobStatus, Progress
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 #: The longest that a status may be waited for.
 MAX_WAIT_SECONDS = 60.0
+#: Requests that wait at once in one process, of one tenant, of each tenant when others hold all, and all of these.
+MAX_WAITING, MAX_WAITING_OF_TENANT, OWN_WAITING, RESERVED_WAITING = 2_000, 1_500, 20, 400
 #: A cancel of many jobs answers after this long at the latest, with what it has done so far.
 CANCEL_SECONDS = 20.0
 #: Jobs change state while they are cancelled, so all states are searched again until no job is found.
@@ -77,6 +84,7 @@ class JobService:
         bundles: BundleService,
         secrets: SecretService,
         disks: DiskGuard,
+        memory: MemoryGuard,
         max_artifact_bytes: int,
     ) -> None:
         """`max_artifact_bytes` is the most that a job may ask for in `limits.artifact_bytes`."""
@@ -89,10 +97,12 @@ class JobService:
         self._bundles = bundles
         self._secrets = secrets
         self._disks = disks
+        self._memory = memory
         self._max_artifact_bytes = max_artifact_bytes
         self._statuses = StatusCache()
         self._statuses_for_readers = StatusCache(shows_env=False)
         self._rows = ListedRows()
+        self._waiting = TenantSlots(MAX_WAITING, MAX_WAITING_OF_TENANT, OWN_WAITING, RESERVED_WAITING)
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> SubmittedJob:
         """Store a job.
@@ -101,9 +111,14 @@ class JobService:
             MalformedJson, InvalidSpec, NotSupported, UnknownBundle, UnknownSecret, UnknownPool, TooLargeForPool: it
                 could never run.
             IdempotencyConflict: the key was used with another body.
-            StorageLow: a disk of the service has too little room.
+            StorageLow, StoreFull: a disk of the service, or the control Redis, has too little room.
+            OverQuota, QuotaExceeded: the tenant or the token may not have it, or has no room for it now.
         """
         return await self._store_job(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which computes for a while: in a thread. Raises TooManyReads, and what it raises."""
+        return await self._storage.run_in_thread(work)
 
     async def read_spec(self, who: Principal, job: str) -> JobSpec:
         """The spec of a job.
@@ -125,7 +140,10 @@ class JobService:
         self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
     ) -> SubmittedJob:
         self._disks.require_room()
+        await self._memory.require_room()
         self._check_artifact_limit(wanted)
+        if wanted.priority > 0 and not who.may_rank_first:
+            raise Forbidden("a priority above 0 needs a token with the scope 'priority'; submit with priority 0")
         await self._bundles.check_entrypoint(who, wanted)
         await self._secrets.check_secrets(who, wanted)
         call = store.submit(
@@ -175,13 +193,18 @@ class JobService:
     async def wait_for_status(self, who: Principal, job: str, wait: float, known: Collection[int] | None) -> TaggedJson:
         """As `shown`, after the next change, at the latest after `wait` seconds.
 
+        Raises TooManyReads where too many wait, else as `read_tagged_status`.
+
         A change is one of the record's `version`: state, reason, attempt, devices, first step, a cancel. Progress and
         the place in the queue are none. With `known` versions it is waited only while the job has one of them. A job
         that has ended is not waited for.
         """
         record = (await self._records.read_view(who.tenant, job)).record
         if record.state not in TERMINAL and (known is None or record.version in known):
-            await self._changes.wait_for_change(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
+            if not self._waiting.has_room(who.tenant):
+                raise TooManyReads("too many requests wait for a change of a job; send fewer of them with `wait`")
+            with self._waiting.hold(who.tenant):
+                await self._changes.wait_for_change(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
         return await self.read_tagged_status(who, job)
 
     async def _read_progress(self, record: JobRecord) -> Progress | None:

@@ -1,5 +1,6 @@
 """Routes of logs and metrics."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,6 +11,7 @@ from api.http import responses
 from api.http.deps import Caller, JobId, LogStreamNames, WantsText
 from api.http.operation_docs import TEXT, describe
 from api.results.deps import ServiceDep
+from api.results.service import ResultService
 from jobs.files.metric_file import MAX_POINTS
 from shardyard.contract.responses import LogPage, MetricList
 
@@ -49,10 +51,11 @@ async def logs(
     query = LogQuery(device, rank, chosen, from_step, to_step, limit, tail, from_line, before_line, search)
     page = await results.read_logs(who, job, attempt, after, query)
     if not as_text:
-        return responses.json_response(page)
+        return await _json_in_thread(results, page)
     following = request.url.include_query_params(after=page.next) if page.next and not page.ended else None
     headers = {} if following is None else {"Link": f'<{following.path}?{following.query}>; rel="next"'}
-    return responses.text_response(_lines_as_text(page, with_device=device is None), headers)
+    text = await results.compute(partial(_lines_as_text, page, with_device=device is None))
+    return responses.text_response(text, headers)
 
 
 @router.get("/v1/jobs/{job}/metrics", **describe("Read a job's metrics", MetricList))
@@ -75,7 +78,12 @@ async def metrics(
     """Series of numbers. Those of the hardware come as buckets, whose steps are seconds since the first sample."""
     read = results.read_hardware if source == "hardware" else results.read_metrics
     found = await read(who, job, attempt, SeriesQuery(device, name, after, points))
-    return responses.json_response(found)
+    return await _json_in_thread(results, found)
+
+
+async def _json_in_thread(results: ResultService, value: LogPage | MetricList) -> Response:
+    """Of what may be large: it has to be encoded without holding up others."""
+    return Response(await results.compute(partial(responses.encode_json, value)), media_type="application/json")
 
 
 def _lines_as_text(page: LogPage, *, with_device: bool) -> str:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from shardyard.render.svg.line_chart import MetricCurve
     from shardyard.render.svg.report_page import ReportContext
 
+T = TypeVar("T")
+#: What is decoded or encoded in a thread: a megabyte takes some milliseconds.
+LARGE_BYTES = 128 * 1024
 #: Points of one line in a page.
 POINTS_OF_A_CURVE = 200
 
@@ -52,8 +55,13 @@ class ResultService:
         """
         chosen, body = await self._read_report(who, job, attempt)
         with _refusing_damaged(job, chosen):
-            found = decode_report(body)
+            found = await self.compute(partial(decode_report, body), size=len(body))
         return found if device is None else _select_device(found, device)
+
+    async def compute(self, work: Callable[[], T], *, size: int = LARGE_BYTES) -> T:
+        """What `work` returns that handles so many bytes: in a thread where they are many, since nobody else is served
+        meanwhile. Raises TooManyReads, and what it raises."""
+        return work() if size < LARGE_BYTES else await self._storage.run_in_thread(work)
 
     async def splits_json(self, who: Principal, job: str, attempt: int | None, device: int | None) -> bytes:
         """The same as JSON: the stored bytes, where they are asked for whole. Raises as `read_splits` does."""
@@ -61,7 +69,7 @@ class ResultService:
             return encode_report(await self.read_splits(who, job, attempt, device))
         chosen, body = await self._read_report(who, job, attempt)
         with _refusing_damaged(job, chosen):
-            _head_decoder.decode(body)
+            await self.compute(partial(_head_decoder.decode, body), size=len(body))
         return body
 
     async def splits_text(
@@ -249,10 +257,10 @@ class ResultService:
         if body is None:
             return MetricList(attempt=chosen.number, series=[])
         try:
-            samples = decode_samples(body)
+            series = await self.compute(lambda: hardware_series.list_series(decode_samples(body), query))
         except ValueError as error:
             raise NotFound(f"the samples of attempt {chosen.number} of job {job} cannot be read: {error}") from error
-        return MetricList(attempt=chosen.number, series=hardware_series.list_series(samples, query))
+        return MetricList(attempt=chosen.number, series=series)
 
     async def _choose_attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
         """The attempt of that number, or the newest; `None` when the job has not had one.

@@ -60,6 +60,11 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}
 
+QUOTAS: dict[str, dict[str, Any]] = {
+    "a_small_team": {"jobs": 200, "running": 8, "devices": 8, "device_hours": 96, "window_hours": 24},
+    "little_room_on_disk": {"bundle_bytes": 1_073_741_824},
+}
+
 SECRETS: dict[str, dict[str, Any]] = {"a_token_of_hugging_face": {"value": "hf_..."}}
 
 WEBHOOKS: dict[str, dict[str, Any]] = {
@@ -95,4 +100,5 @@ PARAMETERS: dict[str, str] = {
     "delivery": "0000000001-01980000-0000-89abcdef",
     "label": "team=vision",
     "Range": "bytes=0-1023",
+    "tenant": "acme",
 }

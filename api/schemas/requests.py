@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from jobs.model import spec_rules, validation
 from jobs.model.pool_policy import PoolPolicy
+from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, Quota
 from jobs.model.spec import REFERENCE_NAME, SHOWN_PATTERN, JobSpec
 from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
@@ -27,11 +28,30 @@ MAX_SPEC_VALUES = 5_000
 #: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
 KEPT_SPECS, MAX_KEPT_BYTES = 64, 8192
 
+#: Of something that a quota limits; None: as much as there is.
+Amount = Annotated[int | None, Field(ge=0, le=2**53)]
 Tenant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
 
+class QuotaRequest(BaseModel):
+    """What a tenant, or a token, may use, all of it: what is left out is not limited. A token has no `bundle_bytes`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    jobs: Amount = Field(None, description="jobs that have not ended")
+    running: Amount = Field(None, description="of them, jobs that have devices")
+    devices: Amount = Field(None, description="devices that its jobs have at a time")
+    device_hours: float | None = Field(
+        None, ge=0, le=1e9, description="devices times hours within the window; above it no job starts"
+    )
+    window_hours: int = Field(DEFAULT_WINDOW_HOURS, ge=1, le=MAX_WINDOW_HOURS, description="how long that window is")
+    spec_bytes: Amount = Field(None, description="stored specs of all its jobs that are not archived")
+    bundle_bytes: Amount = Field(None, description="bundles")
+
+
 class NewTokenRequest(BaseModel):
-    """A new token. `tenant` is by default the caller's; a token without `expires_in_seconds` does not expire."""
+    """A new token. `tenant` is by default the caller's; a token without `expires_in_seconds` does not expire, and one
+    without `quota` may use what its tenant may use."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,6 +59,7 @@ class NewTokenRequest(BaseModel):
     scopes: frozenset[Scope] = Field(min_length=1)
     tenant: Tenant | None = None
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
+    quota: QuotaRequest | None = None
 
 
 class SignInRequest(BaseModel):
@@ -238,6 +259,19 @@ def parse_policy(body: bytes) -> PoolPolicy:
     """Raises MalformedJson, InvalidRequest."""
     wanted = _parse_body(PoolPolicyRequest, body, "the policy of the pool is not valid")
     return PoolPolicy(wanted.box, wanted.network)
+
+
+def parse_quota(body: bytes, *, of_token: bool) -> Quota:
+    """The quota of a tenant, or of a token. Raises MalformedJson, InvalidRequest."""
+    return make_quota(_parse_body(QuotaRequest, body, "the quota is not valid"), "", of_token=of_token)
+
+
+def make_quota(wanted: QuotaRequest, where: str, *, of_token: bool) -> Quota:
+    """`where` comes before the name of a field that is wrong. Raises InvalidRequest."""
+    if of_token and wanted.bundle_bytes is not None:
+        problem = FieldError(f"{where}bundle_bytes", "bundles are the tenant's; leave it out for a token")
+        raise InvalidRequest("the quota is not valid", fields=(problem,))
+    return Quota(**wanted.model_dump())
 
 
 def parse_quarantine(body: bytes) -> QuarantineRequest:

@@ -80,8 +80,12 @@ def listed_job(job: JobRow, queue: QueueView | None, progress: Progress | None, 
     )
 
 
+#: Why a job that waits is in no queue.
+_OUT_OF_QUEUE = frozenset({StateReason.BACKING_OFF, StateReason.WAITING_FOR_QUOTA})
+
+
 def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
-    return None if queue is None or job.reason is StateReason.BACKING_OFF else queue.ahead + 1
+    return None if queue is None or job.reason in _OUT_OF_QUEUE else queue.ahead + 1
 
 
 def job_status(view: JobView, progress: Progress | None, fleet: FleetFacts, *, shows_env: bool = True) -> JobStatus:
@@ -149,7 +153,7 @@ def _common_fields(job: JobRow, why: ReasonView, fleet: FleetFacts) -> dict[str,
 
 def reason_view(job: JobRow, queue: QueueView | None, fleet: FleetFacts) -> ReasonView:
     """Why the job is in its state. `queue` describes the queue that it waits in, if that is known."""
-    if queue is None or job.reason is StateReason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
+    if queue is None or job.reason in _OUT_OF_QUEUE:  # whatever is free there
         return ReasonView(str(job.reason), job.message or REASON_MESSAGES.get(job.reason, ""))
     code, words = _waiting_reason(job, queue, fleet)
     if job.reason is StateReason.WAITING_FOR_DEVICES:

@@ -33,8 +33,8 @@ from jobs.protocol.records import MetricSample
 #: An attempt cannot fill memory with names.
 MAX_SERIES = 8192
 MAX_NAME_CHARACTERS = 200
-#: Most points that one read returns for a series.
-MAX_POINTS = 10_000
+#: Most points that one read returns for a series, and for all series together where these are many.
+MAX_POINTS, MAX_POINTS_TOGETHER = 10_000, 50_000
 
 Key = tuple[int, str]
 
@@ -211,6 +211,9 @@ def read_series(
     (sum / count) of its finite values. Buckets of w are made by joining pairs of buckets of w / 2, so memory
     follows `points`, never the length of the series.
 
+    Where there are many series, each has an equal share of `MAX_POINTS_TOGETHER`, and one at least; a series that is
+    read alone (`device` and `name`) has all that it may have.
+
     A file that is not there yet has no series. Frames that are damaged are passed over; the numbers show the gap.
 
     Raises:
@@ -223,24 +226,29 @@ def read_series(
         raise ValueError(f"points is {points}; it must be from 1 to {MAX_POINTS}")
     series: dict[Key, MetricSeries] = {}
     samplers: dict[Key, _DownSampler] = {}
+    share = points or MAX_POINTS
     for segment in _segments_of(path):
         if (device is not None and segment.device != device) or (name is not None and segment.name != name):
             continue
         key = (segment.device, segment.name)
         found = series.setdefault(key, MetricSeries(*key, next=after))
+        share = min(share, max(1, MAX_POINTS_TOGETHER // len(series)))
         found.last = segment.first + len(segment.steps) - 1
-        new = [point for point in segment.points() if point.number > after] if found.last > after else []
+        if found.last <= after or (points is None and len(found.points) >= share):
+            continue
+        new = [point for point in segment.points() if point.number > after]
         if points is None:
-            found.points += new[: MAX_POINTS - len(found.points)]
+            found.points += new[: share - len(found.points)]
         else:
-            sampler = samplers.setdefault(key, _DownSampler(points))
+            sampler = samplers.setdefault(key, _DownSampler())
             for point in new:
-                sampler.add(point)
+                sampler.add(point, share)
     for key, found in series.items():
         if points is not None:
-            found.buckets = samplers[key].buckets()
+            found.buckets = samplers[key].buckets(share) if key in samplers else []
             found.next = max(after, found.last)
         elif found.points:
+            del found.points[share:]
             found.next = found.points[-1].number
     return [series[key] for key in sorted(series)]
 
@@ -272,17 +280,17 @@ def _segments_of(path: Path) -> Iterator[SeriesSegment]:
 
 
 class _DownSampler:
-    """Buckets of equal width over a series whose length is not known beforehand."""
+    """At most so many buckets of equal width over a series whose length is not known beforehand. The limit may shrink
+    from call to call."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._width = 1
         self._full: list[_BucketSum] = []
         self._open: _BucketSum | None = None
 
-    def add(self, point: SeriesPoint) -> None:
+    def add(self, point: SeriesPoint, limit: int) -> None:
         if self._open is None:
-            if len(self._full) == self._limit:
+            while len(self._full) >= limit and self._open is None:
                 self._widen_buckets()
             if self._open is None:
                 self._open = _BucketSum(point, point)
@@ -291,7 +299,12 @@ class _DownSampler:
             self._full.append(self._open)
             self._open = None
 
-    def buckets(self) -> list[PointBucket]:
+    def buckets(self, limit: int) -> list[PointBucket]:
+        while len(self._full) + (self._open is not None) > limit:
+            if self._open is not None:
+                self._full.append(self._open)
+                self._open = None
+            self._widen_buckets()
         return [part.bucket() for part in (*self._full, *([self._open] if self._open else []))]
 
     def _widen_buckets(self) -> None:

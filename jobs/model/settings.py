@@ -86,6 +86,12 @@ class Settings(BaseSettings):
         description="networks that webhooks may go to although they are not public, comma-separated: 10.1.0.0/16; "
         "there, http:// is accepted as well",
     )
+    token_requests: int = Field(
+        60_000, ge=0, le=2**31, description="requests that a token may send in a minute; 0: any number"
+    )
+    tenant_requests: int = Field(
+        120_000, ge=0, le=2**31, description="requests that all tokens of a tenant may send in a minute; 0: any number"
+    )
 
     max_bundle_bytes: int = Field(268_435_456, ge=1024, le=1 << 31, description="largest zip of a bundle")
     max_bundles_bytes: int = Field(21_474_836_480, ge=1024, description="largest total size of all bundles of a tenant")

@@ -50,6 +50,7 @@ class StateReason(StrEnum):
     NODE_HAS_NO_ADDRESS = "node_has_no_address"
     STORAGE_LOW = "storage_low"
     BACKING_OFF = "backing_off"
+    WAITING_FOR_QUOTA = "waiting_for_quota"
     SERVICE_STOPPED = "service_stopped"
     DRAINED = "drained"
     # on devices
@@ -91,6 +92,7 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.NODE_HAS_NO_ADDRESS: JobState.QUEUED,
     StateReason.STORAGE_LOW: JobState.QUEUED,
     StateReason.BACKING_OFF: JobState.QUEUED,
+    StateReason.WAITING_FOR_QUOTA: JobState.QUEUED,
     StateReason.SERVICE_STOPPED: JobState.QUEUED,
     StateReason.DRAINED: JobState.QUEUED,
     StateReason.STARTING: JobState.STARTING,

@@ -21,6 +21,8 @@ from shardyard.contract.report import Finding, Pattern, Severity, describe_rows
 
 #: How many batch sizes (multiples of the devices) on either side of the user's are tried.
 _NEIGHBOURS = 16
+#: How many smaller counts of devices are tried.
+_MAX_FEWER = 64
 _MAX_BATCH_SIZE = 1_000_000
 _BATCH_SIZE = "program.data.batch_size"
 _DROP_LAST = "program.data.drop_last"
@@ -316,7 +318,8 @@ def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
         if devices * nodes < spec.all_devices
     ]
     # As many as can be; of equally many, on as many nodes as they are asked for.
-    for devices, nodes in sorted(fewer, key=lambda one: one[0] * one[1], reverse=True):
+    fewer.sort(key=lambda one: one[0] * one[1], reverse=True)
+    for devices, nodes in _thin_out(fewer):
         moved = spec.parallelism.output_device >= devices
         yield {
             **({_DEVICES: devices} if devices != asked.devices else {}),
@@ -324,6 +327,12 @@ def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
             **({"parallelism.output_device": 0} if moved else {}),
             **({_STRAGGLER: None} if _slow_one(spec) >= devices * nodes else {}),
         }
+
+
+def _thin_out(candidates: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The first of many, and some of the others at even distances: each is planned, which takes a while."""
+    first, others = candidates[: _MAX_FEWER // 2], candidates[_MAX_FEWER // 2 :]
+    return first + others[:: 1 + len(others) // (_MAX_FEWER // 2)]
 
 
 def _slow_one(spec: JobSpec) -> int:

@@ -42,7 +42,8 @@ def put_bundle(
         status, *detail = (part.decode() for part in reply)
         if status == "full":
             raise BundleQuota(
-                f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than {quota}; "
+                f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than "
+                f"{detail[1]}; "
                 "delete finished jobs that you do not need, a bundle that no job needs is removed after a while"
             )
         stored_nonce = detail[0] if detail else nonce

@@ -13,6 +13,7 @@ from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
+from jobs.store.quotas import raise_over_quota
 from jobs.store.specs import decode_spec, encode_spec
 from shardyard.contract.errors import (
     IdempotencyConflict,
@@ -65,6 +66,7 @@ def submit(
         IdempotencyConflict: the key was used for another body.
         UnknownBundle: the tenant has no such bundle, or has none any more.
         UnknownPool, TooLargeForPool: it could never run.
+        OverQuota, QuotaExceeded: the tenant or the token may not have it, or has no room for it now.
     """
 
     def decode(reply: Sequence[Any]) -> SubmitReply:
@@ -104,6 +106,8 @@ def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None
         raise IdempotencyConflict(
             f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
         )
+    if status == "over_quota":
+        raise_over_quota(detail)
     if status == "unknown_bundle":
         raise unknown_bundle(spec.program.bundle)
     if status == "unknown_pool":

@@ -30,10 +30,11 @@ class Scope(StrEnum):
 
     READ = "read"
     SUBMIT = "submit"
+    PRIORITY = "priority"
     ADMIN = "admin"
 
 
-#: What covers each scope: admin implies all, submit implies read.
+#: What covers each scope: admin implies all, priority implies submit, submit implies read.
 _COVERING = {wanted: frozenset(str(scope) for scope in list(Scope)[i:]) for i, wanted in enumerate(Scope)}
 
 

@@ -33,7 +33,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import audit, secrets, tokens, webhooks
+from shardyard.cli.accounts import audit, quotas, secrets, tokens, webhooks
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -163,6 +163,7 @@ for panel, commands in COMMANDS:
             app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(command)
 app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
+app.add_typer(quotas.app, name="quota", rich_help_panel="Machines and access")
 app.add_typer(secrets.app, name="secret", rich_help_panel="Machines and access")
 app.add_typer(webhooks.app, name="webhook", rich_help_panel="Machines and access")
 

@@ -19,7 +19,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
 from shardyard.client.transport import AsyncTransport, Flow, HttpCall, Items
-from shardyard.contract import fleet, responses
+from shardyard.contract import fleet, quotas, responses
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
@@ -212,6 +212,15 @@ class AsyncClient(AsyncWebhookMethods):
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
         (none or host). It counts for what starts from then on. Needs an admin token."""
         return await self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+
+    async def quota(self) -> list[quotas.QuotaView]:
+        """What your tenant and your token may use, and use."""
+        return (await self.call(endpoints.get_own_quota())).quotas
+
+    async def set_quota(self, tenant: str, *, token_id: str | None = None, **limits: float) -> quotas.QuotaView:
+        """Set what a tenant, or one of its tokens, may use: jobs, running, devices, device_hours, window_hours,
+        spec_bytes, bundle_bytes. What is left out is not limited. Needs an admin token."""
+        return await self.call(endpoints.set_quota(tenant, limits, token_id))
 
     async def nodes(self) -> list[fleet.NodeView]:
         return (await self.call(endpoints.list_nodes())).nodes

@@ -17,7 +17,7 @@ from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
 from shardyard.client.webhooks import WebhookMethods
-from shardyard.contract import fleet, responses
+from shardyard.contract import fleet, quotas, responses
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
@@ -210,6 +210,15 @@ class Client(WebhookMethods):
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
         (none or host). It counts for what starts from then on. Needs an admin token."""
         return self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+
+    def quota(self) -> list[quotas.QuotaView]:
+        """What your tenant and your token may use, and use."""
+        return self.call(endpoints.get_own_quota()).quotas
+
+    def set_quota(self, tenant: str, *, token_id: str | None = None, **limits: float) -> quotas.QuotaView:
+        """Set what a tenant, or one of its tokens, may use: jobs, running, devices, device_hours, window_hours,
+        spec_bytes, bundle_bytes. What is left out is not limited. Needs an admin token."""
+        return self.call(endpoints.set_quota(tenant, limits, token_id))
 
     def nodes(self) -> list[fleet.NodeView]:
         return self.call(endpoints.list_nodes()).nodes

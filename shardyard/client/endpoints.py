@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client.transport import READ_SECONDS, HttpCall
-from shardyard.contract import audit, fleet, responses, webhooks
+from shardyard.contract import audit, fleet, quotas, responses, webhooks
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -267,6 +267,37 @@ def set_pool_policy(pool: str, *, box: str = "any", network: str = "none") -> Ht
     body = json.dumps({"box": box, "network": network}).encode()
     path = _build_path("pools", pool)
     return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
+
+
+def get_own_quota() -> HttpCall[quotas.QuotaList]:
+    return _get_request("/v1/quota", quotas.QuotaList)
+
+
+def get_quota(tenant: str, token: str | None = None) -> HttpCall[quotas.QuotaView]:
+    return _get_request(_build_path("quotas", tenant), quotas.QuotaView, token=token)
+
+
+def set_quota(tenant: str, limits: Mapping[str, float | None], token: str | None = None) -> HttpCall[quotas.QuotaView]:
+    """`limits` by their names; those that are left out are not limited."""
+    return HttpCall(
+        method="PUT",
+        path=_build_path("quotas", tenant),
+        kind=quotas.QuotaView,
+        content=json.dumps(dict(limits)).encode(),
+        params={"token": token} if token else {},
+        headers=_JSON,
+        repeat=True,
+    )
+
+
+def remove_quota(tenant: str, token: str | None = None) -> HttpCall[None]:
+    return HttpCall(
+        method="DELETE",
+        path=_build_path("quotas", tenant),
+        kind=NoneType,
+        params={"token": token} if token else {},
+        repeat=True,
+    )
 
 
 def list_nodes() -> HttpCall[fleet.NodeList]:

@@ -14,6 +14,8 @@
     ├── BodyTooLarge
     ├── Unauthenticated           no token, or not one of ours
     ├── Forbidden                 a token of ours that lacks the scope
+    ├── OverQuota                 more than the tenant or the token may ever have
+    ├── QuotaExceeded             all is used that the tenant or the token may use; `retry_after` says when to ask again
     ├── NotFound                  also what another tenant's id looks like
     ├── Conflict
     │   ├── IdempotencyConflict   same key, other body
@@ -31,6 +33,9 @@
     ├── FormatMismatch            the keys in Redis are those of another version; no request meets it
     ├── SecretKeyUnusable         the file with the keys of secrets is missing, or another service's
     └── Unavailable               Redis does not answer; the request may be repeated
+        ├── RateLimited           too many requests of the tenant or the token
+        ├── TooManyReads          too many large answers of the tenant are being made
+        └── StoreFull             the control Redis has no room for anything new
 
 Each class has a stable `code`. HTTP statuses live in one table of `api.http.problems`, not here.
 """
@@ -50,10 +55,12 @@ class FieldError:
 class ShardyardError(Exception):
     code: ClassVar[str] = "internal_error"
 
-    def __init__(self, message: str, *, fields: tuple[FieldError, ...] = ()) -> None:
+    def __init__(self, message: str, *, fields: tuple[FieldError, ...] = (), retry_after: int | None = None) -> None:
+        """`retry_after`: the request may be sent again after so many seconds."""
         super().__init__(message)
         self.message = message
         self.fields = fields
+        self.retry_after = retry_after
         for wrong in fields:
             self.add_note(f"{wrong.field}: {wrong.message}")  # a traceback, as in a notebook, tells it too
 
@@ -108,6 +115,14 @@ class Unauthenticated(ShardyardError):
 
 class Forbidden(ShardyardError):
     code = "forbidden"
+
+
+class OverQuota(ShardyardError):
+    code = "over_quota"
+
+
+class QuotaExceeded(ShardyardError):
+    code = "quota_exceeded"
 
 
 class NotFound(ShardyardError):
@@ -176,3 +191,15 @@ class SecretKeyUnusable(ShardyardError):
 
 class Unavailable(ShardyardError):
     code = "unavailable"
+
+
+class RateLimited(Unavailable):
+    code = "rate_limited"
+
+
+class TooManyReads(Unavailable):
+    code = "too_many_reads"
+
+
+class StoreFull(Unavailable):
+    code = "store_full"

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 from rich.console import RenderableType
 
+from shardyard.contract.report import describe_rows
 from shardyard.contract.responses import Plan
 from shardyard.render.text_tables import finding_lines, format_count, note_lines, render_page, split_tables
+
+#: Of more devices, a plan says in words what they get: tables of them are large, and take long to lay out.
+MAX_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,10 @@ def render_plan(plan: Plan, job: PlannedJob, width: int = 100) -> str:
 
     def splits(width: int) -> Iterator[RenderableType]:
         known = [pattern for pattern in plan.patterns if pattern.rows is not None]
-        if known:
+        if known and max(len(pattern.rows or ()) for pattern in known) > MAX_COLUMNS:
+            for pattern in known:
+                yield f"{pattern.phase}: {format_count(pattern.steps)} steps, each {describe_rows(pattern.rows or ())}"
+        elif known:
             yield from split_tables(known, width)
         for pattern in plan.patterns:
             if pattern.rows is None:

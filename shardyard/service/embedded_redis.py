@@ -97,6 +97,13 @@ def find_server() -> Path:
     )
 
 
+def choose_control_memory() -> int:
+    """How many bytes of memory the control Redis may have: a quarter of the host's, and 512 MiB at least. It refuses
+    new jobs above seven eighths of that."""
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(512 << 20, host // 4)
+
+
 def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     """Write the configuration of the server `name` (a key of `SETTINGS`) under `data_dir`.
 
@@ -109,7 +116,8 @@ def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     # It opens a file with a name for each line, so that one which was renamed is followed by a new one.
     log_path = data_dir / "log" / f"{name}.log"
     places = {"dir": str(directory), "unixsocket": str(socket), "logfile": str(log_path)}
-    settings = SETTINGS[name] | places | {"requirepass": password}
+    limit = {} if "maxmemory" in SETTINGS[name] else {"maxmemory": str(choose_control_memory())}
+    settings = SETTINGS[name] | limit | places | {"requirepass": password}
     config = directory / "redis.conf"
     role_passwords = {role: _read_password(directory / f"password-{role}") for role in RedisRole}
     users = user_lines(role_passwords, [RedisServerKind(name)])

@@ -141,6 +141,7 @@ local function cancel_job(ref)
   redis.call('HSET', job_key(ref), 'cancel', '1')
   if job[1] == 'queued' then
     dequeue(ref)
+    unpark(ref)
     move(ref, 'cancelled', 'cancelled_by_user', 'cancelled while queued', {'finished', int(now_us())})
     return 'cancelled'
   end

@@ -61,6 +61,13 @@ local FLEET_WEBHOOKS_KEY = 'sy:webhook_fleet'     -- refs of webhooks that want 
 local WEBHOOK_DUE_KEY = 'sy:webhook_due'          -- refs of webhooks with something to send, by when
 local SENDER_KEY = 'sy:leader:webhooks'           -- the process that sends
 
+-- An account is a tenant, '<tenant>', or one token of it, '<tenant>/<token>'.
+local QUOTAS_KEY = 'sy:quotas'  -- quotas, JSON, by account; one without an entry has none
+local PARKED_KEY = 'sy:parked'  -- accounts for which jobs are parked
+local function usage_key(account) return 'sy:usage:' .. account end
+local function rate_key(account) return 'sy:rate:' .. account end
+local function parked_key(account) return 'sy:parked:' .. account end
+
 local STORAGE_KEY = 'sy:storage'  -- nonce of the storage directory
 local FORMAT_KEY = 'sy:format'    -- how these keys are laid out
 

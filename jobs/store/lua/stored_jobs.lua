@@ -33,6 +33,7 @@ local function forget_job(ref)
   local tenant, id = split_job_ref(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'bundle', 'name')
   for number = 1, tonumber(job[2]) do redis.call('DEL', attempt_key(ref, number)) end
+  count_forgotten(ref)
   redis.call('ZREM', jobs_key(tenant), id)
   redis.call('ZREM', jobs_in_state_key(tenant, job[1]), id)
   redis.call('ZREM', names_key(tenant), name_digest(job[4]) .. id)

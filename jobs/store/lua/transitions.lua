@@ -51,6 +51,7 @@ local function move(ref, state, reason, message, extra)
   redis.call('HDEL', key, 'retry_at')  -- of a wait that is over; `back_off` writes that of a new one
   redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
   grow_version(ref)
+  count_move(ref, before, state, is_terminal(state))
   if before ~= state then post_job_event(ref, before) end
   if is_terminal(state) then
     redis.call('HDEL', key, 'score', 'unclaimed', 'avoid')  -- of the queue only

@@ -17,7 +17,9 @@ app = typer.Typer(help="Tokens for people and programs.", no_args_is_help=True)
 @app.command("create")
 def create_command(
     name: Annotated[str, typer.Argument(help="What it is for, so that you recognise it later.", show_default=False)],
-    scope: Annotated[list[str], typer.Option(help="read, submit or admin; may be repeated.")] = ["read", "submit"],  # noqa: B006
+    scope: Annotated[
+        list[str], typer.Option(help="read, submit, priority (jobs before those of others) or admin; may be repeated.")
+    ] = ["read", "submit"],  # noqa: B006
     tenant: Annotated[
         str | None, typer.Option(help="Owner of the jobs that it submits; yours by default.", show_default=False)
     ] = None,

@@ -25,6 +25,7 @@ FILLED = {
     "{node}": "host-a",
     "{pool}": "default",
     "{device}": "0",
+    "{tenant}": "acme",
     "{path:path}": "report.json",
     "{bundle}": "sha256:" + "0" * 64,
 }
@@ -104,7 +105,9 @@ async def test_only_an_administrator_handles_tokens_and_drains_nodes(api: Api) -
     api.node()
     submitter = api.token(Scope.SUBMIT)
     for method, path in every_route(api):
-        if path.startswith("/v1/tokens") or path.endswith(("/drain", "/quarantine", "/v1/pools/default")):
+        if path.startswith(("/v1/tokens", "/v1/quotas/")) or path.endswith(
+            ("/drain", "/quarantine", "/v1/pools/default")
+        ):
             assert (await api.client.request(method, path, headers=submitter)).status_code == 403
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert node["draining"] is False

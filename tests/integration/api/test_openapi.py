@@ -51,7 +51,7 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
         body = operation.get("requestBody")
         assert body is None or key == UPLOAD or body["content"]["application/json"]["examples"], key
     takes_a_body = {key for key, operation in (await operations(api)).items() if "requestBody" in operation}
-    assert takes_a_body == {UPLOAD} | {
+    posted = {
         ("post", path)
         for path in (
             "/v1/jobs",
@@ -64,7 +64,9 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
         )
-    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}"), ("patch", "/v1/webhooks/{webhook}")}
+    }
+    put = {("put", path) for path in ("/v1/pools/{pool}", "/v1/secrets/{secret}", "/v1/quotas/{tenant}")}
+    assert takes_a_body == {UPLOAD} | posted | put | {("patch", "/v1/webhooks/{webhook}")}
 
 
 async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
@@ -89,6 +91,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.QUARANTINES,
         examples.POLICIES,
         examples.PROFILES,
+        examples.QUOTAS,
         examples.SECRETS,
         examples.WEBHOOKS,
         examples.WEBHOOK_CHANGES,

@@ -78,6 +78,7 @@ def violations(client: "redis.Redis") -> list[str]:
         *_devices(keys),
         *_holds(keys),
         *_bundles(keys),
+        *_quotas(keys),
     ]
 
 
@@ -143,7 +144,7 @@ def _names(keys: Keys) -> Iterator[str]:
 def _queues(keys: Keys) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for name, members in keys.zsets.items():
-        if name.startswith("sy:queue:") or name == "sy:backoff":
+        if name.startswith(("sy:queue:", "sy:parked:")) or name == "sy:backoff":
             for member in members:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
@@ -151,10 +152,14 @@ def _queues(keys: Keys) -> Iterator[str]:
         queue = f"sy:queue:{job[b'pool'].decode()}:{_class_of(job)}"
         places = waiting.pop(ref, [])
         if job[b"state"] == JobState.QUEUED.encode():
-            if places not in ([queue], ["sy:backoff"]):
+            parked = f"sy:parked:{job.get(b'parked', b'').decode()}"
+            if places not in ([queue], ["sy:backoff"], [parked]):
                 yield f"queued job {ref} waits in {places}"
             if (places == ["sy:backoff"]) != (job[b"reason"] == b"backing_off"):
                 yield f"job {ref} waits in {places} and says {job[b'reason'].decode()}"
+            says = (job[b"reason"] == b"waiting_for_quota", b"parked" in job)
+            if says != (places == [parked],) * 2:
+                yield f"job {ref} waits in {places}, and says {job[b'reason'].decode()} and {job.get(b'parked')!r}"
             due = keys.zsets["sy:backoff"][ref.encode()] if places == ["sy:backoff"] else None
             if (int(job[b"retry_at"]) if job.get(b"retry_at") else None) != due:
                 yield f"job {ref} may start again at {due}, and says {job.get(b'retry_at', b'').decode()}"
@@ -267,3 +272,25 @@ def _bundles(keys: Keys) -> Iterator[str]:
     written = {name.removeprefix(prefix): int(value) for name, value in keys.strings.items() if name.startswith(prefix)}
     if held != Counter(written):
         yield f"bundles have {held} bytes, but {written} are written down"
+
+
+def _quotas(keys: Keys) -> Iterator[str]:
+    """What accounts with a quota use, counted again."""
+    quotas, usage = keys.hashes.get("sy:quotas", {}), keys.hashes_at("sy:usage:")
+    if {account.decode() for account in quotas} != set(usage):
+        yield f"counted are {sorted(usage)}, but quotas have {sorted(quotas)}"
+    parked = {account.decode() for account in keys.sets.get("sy:parked", set())}
+    if parked != {name.removeprefix("sy:parked:") for name in keys.zsets if name.startswith("sy:parked:")}:
+        yield f"jobs are parked for other accounts than {parked}"
+    for account, counted in usage.items():
+        tenant, _, token = account.partition("/")
+        found = dict.fromkeys((b"jobs", b"running", b"devices", b"spec_bytes"), 0)
+        for ref, job in keys.hashes_at("sy:job:").items():
+            if ref.split("/")[0] == tenant and (not token or job.get(b"token", b"").decode() == token):
+                runs = job[b"state"] in (b"starting", b"running")
+                found[b"jobs"] += JobState(job[b"state"].decode()) not in TERMINAL
+                found[b"running"] += runs
+                found[b"devices"] += runs * int(job[b"devices"]) * int(job.get(b"nodes") or 1)
+                found[b"spec_bytes"] += len(keys.strings.get(f"sy:spec:{ref}", b""))
+        if {name: int(counted.get(name) or 0) for name in found} != found:
+            yield f"{account} uses {found}, but is counted as {counted}"

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from jobs import store
 from jobs.model.pool_policy import PoolPolicy
+from jobs.model.quota import Quota
 from jobs.model.records import AttemptRecord, BoxRights, JobRecord, PartRecord
 from jobs.model.state import (
     CAUSE_OF,
@@ -28,8 +29,16 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId
-from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, quotas
+from shardyard.contract.errors import (
+    JobFinished,
+    JobNotFinished,
+    NotFound,
+    OverQuota,
+    QuotaExceeded,
+    TooLargeForPool,
+    UnknownBundle,
+)
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script
 
@@ -40,6 +49,9 @@ NODES = ("n1", "n2", "n3")
 PLACES = (("network", "a"), ("network", "a"), ("network", ""), ("loopback:host", ""), ("", ""))
 BOXES = (None, BoxRights("none", {}), BoxRights("user", {"network": "no"}), BoxRights("full", {}))
 POLICIES = tuple(PoolPolicy(box, network) for box in ("any", "user", "full") for network in ("none", "host"))
+#: "" is no token: its quota is the tenant's.
+TOKENS = ("", "token")
+QUOTAS = (None, None, Quota(running=1), Quota(devices=2, jobs=4), Quota(running=2, devices=3, spec_bytes=2000))
 NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains", "loses a device", "gets it back")
 #: How a supervisor may end an attempt; the other reasons belong to the control plane.
 ENDS = sorted(CAUSE_OF)
@@ -73,11 +85,12 @@ class History(RuleBasedStateMachine):
         nodes=st.sampled_from((1, 1, 2, 3)),
         priority=st.integers(-1, 1),
         retries=st.integers(0, 2),
+        token=st.sampled_from(TOKENS),
     )
-    def submit(self, devices: int, nodes: int, priority: int, retries: int) -> None:
+    def submit(self, devices: int, nodes: int, priority: int, retries: int, token: str) -> None:
         try:
-            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries)
-        except TooLargeForPool:
+            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries, token=token)
+        except (TooLargeForPool, OverQuota, QuotaExceeded):
             return
         self.seen[job] = self.world.job(job)
 
@@ -119,7 +132,7 @@ class History(RuleBasedStateMachine):
             case "submit":
                 try:
                     job = self.world.submit(1, program=script(bundle))
-                except UnknownBundle:
+                except (UnknownBundle, OverQuota, QuotaExceeded):
                     return
                 self.seen[job] = self.world.job(job)
             case _:
@@ -150,7 +163,7 @@ class History(RuleBasedStateMachine):
     @rule(retries=st.integers(0, 2), marked=st.booleans())
     def a_job_starts(self, retries: int, marked: bool) -> None:
         """The usual course in one step, so that histories get far."""
-        self.submit(1, 1, 1, retries)
+        self.submit(1, 1, 1, retries, "")
         for attempt in self.world.run(store.dispatch(NEVER)).created:
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
@@ -233,6 +246,10 @@ class History(RuleBasedStateMachine):
         part = data.draw(st.sampled_from(self.parts(record)))
         accepted = self.world.run(store.refuse(attempt, part.node, reason, "no"))
         assert accepted == (record.state in LIVE and part.state is AttemptState.LEASED)
+
+    @rule(token=st.sampled_from(TOKENS), quota=st.sampled_from(QUOTAS))
+    def operator_sets_a_quota(self, token: str, quota: Quota | None) -> None:
+        self.world.run(quotas.set_quota(TENANT, token, quota))
 
     @rule(policy=st.sampled_from(POLICIES))
     def operator_sets_a_policy(self, policy: PoolPolicy) -> None:

@@ -71,12 +71,22 @@ class World:
         self.run(register)
         return name
 
-    def submit(self, devices: int = 1, *, nodes: int = 1, priority: int = 0, retries: int = 0, **fields: Any) -> str:
+    def submit(
+        self,
+        devices: int = 1,
+        *,
+        nodes: int = 1,
+        priority: int = 0,
+        retries: int = 0,
+        tenant: str = TENANT,
+        token: str = "",
+        **fields: Any,
+    ) -> str:
         limits = {"max_retries": retries}
         chosen = a_spec(devices, priority=priority, limits=limits, **fields)
         if nodes > 1:
             chosen = chosen.model_copy(update={"resources": Resources(devices=devices, nodes=nodes)})
-        return self.run(store.submit(TENANT, f"{next(self._ids):09d}", chosen)).job
+        return self.run(store.submit(tenant, f"{next(self._ids):09d}", chosen, token=token)).job
 
     def put_bundle(self, number: int, *, nonce: str = "nonce", size: int = 100, **fields: Any) -> BundleUpload:
         fields = {"files": 1, "unpacked": 200, "quota": 1000} | fields

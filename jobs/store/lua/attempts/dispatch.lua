@@ -23,6 +23,7 @@ local function end_backoff(from, to)
 end
 end_backoff('-inf', int(now))
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
+local check_quota = release_parked(max_jobs)
 
 -- The pool that is looked at, its policy, and what is kept there for a job that has waited: {nodes, score, ref} or {}.
 local pool, policy, hold
@@ -181,7 +182,13 @@ for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
     end
     local head = heads[first]
     local next_head = false  -- of a class that fits nowhere, nothing more is looked at
-    if lease(head) then next_head = first_job(head.class) else keep_nodes(head) end
+    local verdict = check_quota(head)
+    if verdict == 'parked' and hold.ref == head.ref then hold = {} end
+    if verdict == 'parked' or verdict == 'go' and lease(head) then
+      next_head = first_job(head.class)
+    elseif verdict == 'go' then
+      keep_nodes(head)
+    end
     if next_head then heads[first] = next_head else table.remove(heads, first) end
   end
 end

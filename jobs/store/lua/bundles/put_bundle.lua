@@ -1,5 +1,5 @@
 -- Notes an upload. The first of two that race is kept; one whose file is known to be gone is replaced.
--- Returns {'created'} | {'known', nonce} | {'full', bytes of the tenant's bundles}
+-- Returns {'created'} | {'known', nonce} | {'full', bytes of the tenant's bundles, how many it may have}
 local ref, nonce, bytes, files, unpacked, gone_nonce, quota = unpack(ARGV)
 local key = bundle_key(ref)
 local known = read_field(key, 'nonce')
@@ -10,7 +10,8 @@ end
 local now, total = int(now_us()), bundle_bytes_key(split_job_ref(ref))
 if known == '' then
   local held = tonumber(redis.call('GET', total) or 0)
-  if held + tonumber(bytes) > tonumber(quota) then return {'full', int(held)} end
+  quota = math.min(tonumber(quota), bundle_limit(split_job_ref(ref)))
+  if held + tonumber(bytes) > quota then return {'full', int(held), int(quota)} end
   redis.call('INCRBY', total, bytes)
   redis.call('HSET', key, 'jobs', 0, 'created', now)
 end

@@ -8,6 +8,7 @@ local all = pool == '' and label_key == '' and name == ''
 local matches = job_matcher(state, pool, label_key, label_value, name)
 local chunk = all and limit + 1 or math.max(limit + 1, 50)
 
+local MAX_LISTED_BYTES = 2048
 local queues, rooms, scanned = {}, {}, 0
 local function add_queue(id)
   local its_pool, score = unpack(redis.call('HMGET', job_key(tenant .. '/' .. id), 'pool', 'score'))
@@ -31,6 +32,9 @@ local function walk(index, prefix, lowest)
       if all or matches(ref) then
         reply[#reply + 1] = id
         local values = redis.call('HMGET', job_key(ref), unpack(ARGV, 11))
+        for field = 1, #ARGV - 10 do  -- a program may have chosen the message: a page has many
+          if ARGV[10 + field] == 'message' and values[field] then values[field] = cut_text(values[field], MAX_LISTED_BYTES) end
+        end
         reply[#reply + 1] = values
         if values[1] == 'queued' and #queues < max_queues then add_queue(id) end
       end

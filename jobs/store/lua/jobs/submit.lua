@@ -1,6 +1,7 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
 -- Returns {status, detail...}: created id time queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
 --   | too_large n | too_few_nodes n | unknown_bundle
+--   | over_quota account limit used allowed 'never'-or-''
 local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
   parent, token, bundle = unpack(ARGV)
 local ref = tenant .. '/' .. id
@@ -23,6 +24,8 @@ local able = nodes ~= '1' and redis.call('ZCOUNT', node_sizes_key(pool), devices
 if able and able < tonumber(nodes) then return {'too_few_nodes', tostring(able)} end
 -- Last, so that nobody uploads code for a job that could not run anyway.
 if bundle_ref and redis.call('EXISTS', bundle_key(bundle_ref)) == 0 then return {'unknown_bundle'} end
+local refused = refuse_submit(tenant, token, devices * nodes, #spec)
+if refused then return refused end
 
 -- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
 local arrived, created = redis.call('INCR', SEQUENCE_KEY), int(now_us())

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 from typing import Any, cast
 
@@ -100,15 +101,33 @@ def test_a_window_keeps_the_newest_and_knows_where_it_begins() -> None:
     assert (window.start, window.batch_after(10), window.batch_after(13)) == (13, None, EventBatch(14, 20, "z" * 20))
 
 
-def test_slots_are_limited_for_the_process_and_for_a_token_and_come_back() -> None:
-    slots = StreamSlots(most=3, of_token=2)
-    with slots.acquire("a"), slots.acquire("a"):
-        with pytest.raises(TooManyStreams), slots.acquire("a"):
+def test_slots_are_limited_for_the_process_for_a_tenant_and_for_a_token_and_come_back() -> None:
+    slots = StreamSlots(most=4, of_token=2, of_tenant=3, own=0, reserve=0)
+    with slots.acquire("acme", "a"), slots.acquire("acme", "a"):
+        with pytest.raises(TooManyStreams, match="this token"), slots.acquire("acme", "a"):
             pass
-        with slots.acquire("b"), pytest.raises(Unavailable), slots.acquire("c"):
-            pass
+        with slots.acquire("acme", "b"):
+            with pytest.raises(TooManyStreams, match="tenant acme"), slots.acquire("acme", "c"):
+                pass
+            with slots.acquire("other", "d"), pytest.raises(Unavailable), slots.acquire("other", "e"):
+                pass
         assert slots.open_count == 2
     assert slots.open_count == 0
+
+
+def test_a_tenant_has_slots_of_its_own_when_others_hold_all() -> None:
+    slots = StreamSlots(most=4, of_token=9, of_tenant=9, own=1, reserve=2)
+    with contextlib.ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(slots.acquire("greedy", "a"))
+        with pytest.raises(Unavailable), slots.acquire("greedy", "a"):
+            pass
+        held.enter_context(slots.acquire("acme", "b"))
+        with pytest.raises(Unavailable), slots.acquire("acme", "b"):
+            pass
+        held.enter_context(slots.acquire("other", "c"))
+        with pytest.raises(Unavailable), slots.acquire("third", "d"):
+            pass
 
 
 class Quiet:

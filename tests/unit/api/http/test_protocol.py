@@ -82,3 +82,32 @@ def test_an_answer_is_left_to_uvicorn_while_the_client_does_not_read_and_after_i
     exchange.disconnected = True
     assert not protocol.send_whole_answer(scope, 200, [LENGTH], b"body")
     assert wire.writes == []
+
+
+class Idle:
+    """A connection of a server that has as many as it may have."""
+
+    def __init__(self, answering: bool) -> None:
+        self.answering = answering
+        self.closed = False
+        self.transport = self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_idle_connections_are_closed_for_new_ones_and_those_with_a_request_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "CLOSED_AT_ONCE", 3)
+    connections = []
+    for answering in (True, False, False, False, False):
+        one = protocol.DeadlineProtocol.__new__(protocol.DeadlineProtocol)
+        one.transport = cast(asyncio.Transport, Idle(answering))
+        exchange = request()[1]
+        one.cycle = exchange if answering else cast(Any, None)
+        connections.append(one)
+    connections[0].connections = cast(Any, set(connections))
+    connections[0]._make_room()
+    closed = [cast(Idle, one.transport).closed for one in connections]
+    assert (closed[0], sum(closed)) == (False, 3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jobs.files.metric_file import (
     MAX_NAME_CHARACTERS,
     MAX_POINTS,
+    MAX_POINTS_TOGETHER,
     MAX_SERIES,
     MetricWriter,
     PointBucket,
@@ -99,17 +100,17 @@ def test_a_bucket_without_one_finite_value_has_no_mean(tmp_path: Path) -> None:
     assert (bucket.minimum, bucket.maximum, bucket.mean) == (None, None, None)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(1, 20))
-def test_buckets_follow_the_formula_and_lose_nothing(values: list[float], limit: int) -> None:
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(1, 20), st.integers(0, 30))
+def test_buckets_follow_the_formula_and_lose_nothing(values: list[float], limit: int, more_at_first: int) -> None:
     points = [SeriesPoint(n, n, value, 0.0) for n, value in enumerate(values, 1)]
-    sampler = _DownSampler(limit)
-    for point in points:
-        sampler.add(point)
+    sampler = _DownSampler()
+    for place, point in enumerate(points):
+        sampler.add(point, max(limit, limit + more_at_first - place))
     width = 1
     while math.ceil(len(points) / width) > limit:
         width *= 2
     groups = [points[start : start + width] for start in range(0, len(points), width)]
-    for bucket, group in zip(sampler.buckets(), groups, strict=True):
+    for bucket, group in zip(sampler.buckets(limit), groups, strict=True):
         inside = [point.value for point in group]
         assert (bucket.count, bucket.first, bucket.last) == (len(group), group[0], group[-1])
         assert (bucket.minimum, bucket.maximum) == (min(inside), max(inside))
@@ -158,3 +159,22 @@ def test_a_frame_can_be_read_by_itself(tmp_path: Path) -> None:
 def test_bounds_that_make_no_sense_are_refused_by_name(tmp_path: Path, wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         read_series(tmp_path / "m", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("points", [None, 10_000])
+def test_many_series_share_what_an_answer_has_and_say_where_they_go_on(tmp_path: Path, points: int | None) -> None:
+    writer = MetricWriter(tmp_path / "m")
+    for step in range(1, 13):
+        writer.append([metric(step, step, name=f"s{number:04}") for number in range(6000)])
+    writer.close()
+    found = read_series(tmp_path / "m", points=points)
+    assert len(found) == 6000
+    assert sum(len(series.points) + len(series.buckets) for series in found) <= MAX_POINTS_TOGETHER
+    for series in found:
+        assert series.last == 12
+        if points is None:
+            assert (series.next, [point.number for point in series.points]) == (8, list(range(1, 9)))
+        else:
+            assert (series.next, sum(bucket.count for bucket in series.buckets)) == (12, 12)
+    (alone,) = read_series(tmp_path / "m", device=-1, name="s0001", after=8)
+    assert [point.number for point in alone.points] == [9, 10, 11, 12]

@@ -1,0 +1,44 @@
+"""Routes of quotas: the caller's own for everybody, those of tenants and tokens for administrators."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+
+from api.accounts.quotas_service import QuotaService
+from api.http import responses
+from api.http.deps import Admin, Body, Caller, service_of
+from api.http.operation_docs import describe, json_body
+from api.schemas import examples
+from shardyard.contract.quotas import QuotaList, QuotaView
+
+ServiceDep = Annotated[QuotaService, Depends(service_of(QuotaService))]
+Tenant = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="name of a tenant")]
+TokenId = Annotated[
+    str, Query(pattern=r"^[a-z0-9]{0,64}$", description="id of a token of the tenant, whose own quota is meant")
+]
+router = APIRouter(tags=["quotas"])
+
+
+@router.get("/v1/quota", **describe("Show what you may use, and use", QuotaList))
+async def read_own(who: Caller, quotas: ServiceDep) -> Response:
+    """The quota of the caller's tenant, and that of the token."""
+    return responses.json_response(await quotas.read_own(who))
+
+
+@router.get("/v1/quotas/{tenant}", **describe("Show a quota", QuotaView))
+async def read_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, token: TokenId = "") -> Response:
+    return responses.json_response(await quotas.read_quota(who, tenant, token))
+
+
+@router.put(
+    "/v1/quotas/{tenant}", **describe("Set a quota", QuotaView, body=json_body("QuotaRequest", examples.QUOTAS))
+)
+async def set_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, body: Body, token: TokenId = "") -> Response:
+    """What the body leaves out is not limited. Jobs that run go on, even where they are more than may run now."""
+    return responses.json_response(await quotas.set_quota(who, tenant, token, body))
+
+
+@router.delete("/v1/quotas/{tenant}", status_code=204, **describe("Remove a quota"))
+async def remove_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, token: TokenId = "") -> Response:
+    await quotas.remove_quota(who, tenant, token)
+    return Response(status_code=204)

@@ -1,0 +1,19 @@
+"""Counts what tenants and tokens with quotas use anew, after an API has started."""
+
+from jobs.store.client import RedisStore
+from jobs.store.quotas import recount_quotas
+
+
+class QuotaRecount:
+    """APIs and workers of an earlier version, which know no quotas, may go on beside this process for a quarter of an
+    hour: so it counts when it starts, and for some time after."""
+
+    def __init__(self, control: RedisStore, rounds: int = 3) -> None:
+        self._control = control
+        self._rounds = rounds
+
+    def recount(self) -> None:
+        """Raises Unavailable: the control Redis does not answer."""
+        if self._rounds:
+            self._control.run(recount_quotas())
+            self._rounds -= 1
