@@ -12,9 +12,10 @@ from pathlib import Path
 import structlog
 from fastapi import Depends, FastAPI
 
-from api.accounts import secrets_routes, sessions_routes, tokens_routes
+from api.accounts import secrets_routes, sessions_routes, shares_routes, tokens_routes
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
+from api.accounts.shares_service import ShareService
 from api.accounts.tokens_service import TokenService
 from api.background import bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
@@ -85,6 +86,7 @@ ROUTERS = (
     profile_routes.router,
     event_routes.router,
     fleet_routes.router,
+    shares_routes.router,
     secrets_routes.router,
     tokens_routes.router,
     sessions_routes.router,
@@ -214,6 +216,7 @@ def _build_services(
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,
         FleetService(control, fleet),
+        ShareService(control),
         secrets,
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),

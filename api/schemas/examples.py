@@ -60,6 +60,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}
 
+SHARES: dict[str, dict[str, Any]] = {"twice_as_much_as_others": {"weight": 2}}
+
 SECRETS: dict[str, dict[str, Any]] = {"a_token_of_hugging_face": {"value": "hf_..."}}
 
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
@@ -81,6 +83,7 @@ PARAMETERS: dict[str, str] = {
     "id": "host-a:cpu:0",
     "token": "0123456789abcdef",
     "secret": "hf",
+    "tenant": "default",
     "label": "team=vision",
     "Range": "bytes=0-1023",
 }

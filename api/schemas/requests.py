@@ -13,6 +13,7 @@ from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
+from jobs.store.shares import MAX_WEIGHT, MIN_WEIGHT
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
 
@@ -25,7 +26,8 @@ MAX_SPEC_VALUES = 5_000
 #: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
 KEPT_SPECS, MAX_KEPT_BYTES = 64, 8192
 
-Tenant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+TENANT_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
 
 
 class NewTokenRequest(BaseModel):
@@ -102,6 +104,14 @@ class PoolPolicyRequest(BaseModel):
     network: Literal["none", "host"] = Field(
         "none", description="what jobs get in a box with a network of its own: none, a loopback; host, the node's"
     )
+
+
+class ShareRequest(BaseModel):
+    """The weight of a tenant: one of weight 2 may use twice as much as one of weight 1 before that goes first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float = Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
 
 
 class QuarantineRequest(BaseModel):
@@ -198,6 +208,11 @@ def parse_policy(body: bytes) -> PoolPolicy:
     """Raises MalformedJson, InvalidRequest."""
     wanted = _parse_body(PoolPolicyRequest, body, "the policy of the pool is not valid")
     return PoolPolicy(wanted.box, wanted.network)
+
+
+def parse_share(body: bytes) -> float:
+    """The weight of a tenant. Raises MalformedJson, InvalidRequest."""
+    return _parse_body(ShareRequest, body, "the share is not valid").weight
 
 
 def parse_quarantine(body: bytes) -> QuarantineRequest:

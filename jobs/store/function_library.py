@@ -26,6 +26,8 @@ SHARED_PARTS = (
     "parts",
     "bundles",
     "stored_jobs",
+    "classes",
+    "shares",
     "queues",
     "history",
     "policies",
@@ -56,6 +58,7 @@ _READING = frozenset(
         "read_records",
         "snapshot",
         "read_versions",
+        "read_shares",
     }
 )
 _REFUSED_WHEN_FULL = frozenset({"put_bundle", "put_secret", "request_profile", "submit"})

@@ -32,7 +32,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import secrets, tokens
+from shardyard.cli.accounts import secrets, shares, tokens
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -116,6 +116,14 @@ MORE_EXAMPLES = {
             "shardyard profile JOB --json                what each rank recorded, as JSON",
         )
     ),
+    "share": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard share                         all tenants, for operators",
+            "shardyard share acme                    one of them",
+            "shardyard share acme --weight 2         it may use twice as much as others",
+        )
+    ),
     "top": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -148,7 +156,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | artifacts.COMMANDS
         | profile.COMMANDS,
     ),
-    ("Machines and access", top.COMMANDS | pools.COMMANDS),
+    ("Machines and access", top.COMMANDS | pools.COMMANDS | shares.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():

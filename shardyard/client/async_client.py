@@ -18,7 +18,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
 from shardyard.client.transport import AsyncTransport, Flow, HttpCall, Items
-from shardyard.contract import fleet, responses
+from shardyard.contract import fleet, responses, scheduling
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
 
@@ -210,6 +210,19 @@ class AsyncClient:
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
         (none or host). It counts for what starts from then on. Needs an admin token."""
         return await self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+
+    async def shares(self) -> list[scheduling.ShareView]:
+        """The shares of all tenants that use the service, or have a weight of their own. Needs an admin token."""
+        return (await self.call(endpoints.list_shares())).shares
+
+    async def share(self, tenant: str) -> scheduling.ShareView:
+        """The weight of a tenant, and what it has used of each pool; of others than your own with an admin token."""
+        return await self.call(endpoints.get_share(tenant))
+
+    async def set_share(self, tenant: str, weight: float) -> scheduling.ShareView:
+        """Set the weight of a tenant: one of weight 2 may use twice as much before others of its priority go first.
+        Needs an admin token."""
+        return await self.call(endpoints.set_share(tenant, weight))
 
     async def nodes(self) -> list[fleet.NodeView]:
         return (await self.call(endpoints.list_nodes())).nodes

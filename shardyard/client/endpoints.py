@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client.transport import READ_SECONDS, HttpCall
-from shardyard.contract import fleet, responses
+from shardyard.contract import fleet, responses, scheduling
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -266,6 +266,19 @@ def set_pool_policy(pool: str, *, box: str = "any", network: str = "none") -> Ht
     body = json.dumps({"box": box, "network": network}).encode()
     path = _build_path("pools", pool)
     return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
+
+
+def list_shares() -> HttpCall[scheduling.ShareList]:
+    return _get_request("/v1/shares", scheduling.ShareList)
+
+
+def get_share(tenant: str) -> HttpCall[scheduling.ShareView]:
+    return _get_request(_build_path("shares", tenant), scheduling.ShareView)
+
+
+def set_share(tenant: str, weight: float) -> HttpCall[scheduling.ShareView]:
+    path, body = _build_path("shares", tenant), json.dumps({"weight": weight}).encode()
+    return HttpCall(method="PUT", path=path, kind=scheduling.ShareView, content=body, headers=_JSON, repeat=True)
 
 
 def list_nodes() -> HttpCall[fleet.NodeList]:

@@ -81,8 +81,10 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   message, failed, result = bound_end(message, failed, result)
   local key, attempt = job_key(ref), attempt_key(ref, number)
   local now = now_us()
-  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed')
+  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed',
+    'pool', 'devices', 'nodes')
   redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
+  stop_charging(job[7], (split_job_ref(ref)), job[8] * (job[9] or 1))
   leave_parts(ref, number)
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))
   redis.call('HDEL', attempt, 'link')  -- it has a secret

@@ -1,29 +1,12 @@
--- Queues of the pools: one for each class of jobs that want as many devices of as many nodes. Classes of gangs, which want
--- several nodes, are in a set of their own: earlier versions of the service do not know them.
-
--- The class of a job, and the set that lists it. `nodes` is false or '1' for a job of one node.
-local function class_of(pool, devices, nodes)
-  if not nodes or tonumber(nodes) == 1 then return devices, queue_classes_key(pool) end
-  return devices .. 'x' .. nodes, gang_classes_key(pool)
-end
-
--- Devices that a class wants of each node, and how many nodes.
-local function read_class(class)
-  local devices, nodes = string.match(class, '^(%d+)x?(%d*)$')
-  return tonumber(devices), tonumber(nodes) or 1
-end
-
-local function list_classes(pool)
-  local classes = redis.call('SMEMBERS', queue_classes_key(pool))
-  for _, class in ipairs(redis.call('SMEMBERS', gang_classes_key(pool))) do classes[#classes + 1] = class end
-  return classes
-end
+-- Queues of the pools. Those of a class have all its jobs, as earlier versions of the service know them; beside them, each
+-- tenant has one of its own in a class (`shares.lua`), from which the job is taken whose turn it is.
 
 local function enqueue(ref)
   local pool, devices, score, nodes = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score', 'nodes'))
   local class, classes = class_of(pool, devices, nodes)
   redis.call('ZADD', queue_key(pool, class), score, ref)
   redis.call('SADD', classes, class)
+  queue_for_tenant(pool, class, ref, score)
   -- While no node has room, only what frees devices can make a dispatch worth its while, and that wakes by itself.
   local last = tonumber(nodes or 1) - 1
   local room = redis.call('ZREVRANGE', free_nodes_key(pool), last, last, 'WITHSCORES')
@@ -36,6 +19,7 @@ local function dequeue(ref)
   local key = queue_key(fields[1], class)
   redis.call('ZREM', key, ref)
   redis.call('ZREM', BACKOFF_KEY, ref)
+  redis.call('ZREM', tenant_queue_key(fields[1], class, (split_job_ref(ref))), ref)
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
   local hold = hold_key(fields[1])
   if read_field(hold, 'ref') == ref then redis.call('DEL', hold) end

@@ -63,7 +63,7 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
         )
-    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}")}
+    } | {("put", "/v1/pools/{pool}"), ("put", "/v1/secrets/{secret}"), ("put", "/v1/shares/{tenant}")}
 
 
 async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
@@ -88,6 +88,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.POLICIES,
         examples.PROFILES,
         examples.SECRETS,
+        examples.SHARES,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
 

@@ -28,7 +28,7 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, shares
 from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script
@@ -36,6 +36,7 @@ from tests.integration.store.world import NEVER, TENANT, World, script
 pytestmark = pytest.mark.integration
 
 NODES = ("n1", "n2", "n3")
+TENANTS = (TENANT, "acme", "globex")
 #: What nodes may say of whom they reach, and where they stand; only the first three go together.
 PLACES = (("network", "a"), ("network", "a"), ("network", ""), ("loopback:host", ""), ("", ""))
 BOXES = (None, BoxRights("none", {}), BoxRights("user", {"network": "no"}), BoxRights("full", {}))
@@ -73,10 +74,11 @@ class History(RuleBasedStateMachine):
         nodes=st.sampled_from((1, 1, 2, 3)),
         priority=st.integers(-1, 1),
         retries=st.integers(0, 2),
+        tenant=st.sampled_from(TENANTS),
     )
-    def submit(self, devices: int, nodes: int, priority: int, retries: int) -> None:
+    def submit(self, devices: int, nodes: int, priority: int, retries: int, tenant: str) -> None:
         try:
-            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries)
+            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries, tenant=tenant)
         except TooLargeForPool:
             return
         self.seen[job] = self.world.job(job)
@@ -86,7 +88,7 @@ class History(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
         try:
-            self.world.run(store.cancel(TENANT, job))
+            self.world.run(store.cancel(self.world.tenant(job), job))
             self.cancelled.add(job)
         except JobFinished:
             assert self.seen[job].state in TERMINAL
@@ -96,7 +98,7 @@ class History(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
         try:
-            self.world.run(store.delete_job(TENANT, job))
+            self.world.run(store.delete_job(self.world.tenant(job), job))
             assert self.seen.pop(job).state in TERMINAL
         except JobNotFinished:
             assert self.seen[job].state not in TERMINAL
@@ -105,10 +107,10 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data())
     def archive(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
-        found = self.world.run(store.snapshot(TENANT, job))
+        found = self.world.run(store.snapshot(self.world.tenant(job), job))
         assert (found is not None) == (self.seen[job].state in TERMINAL)
         if found is not None:
-            assert self.world.run(store.archive_job(TENANT, job, found.version)) is ArchiveOutcome.DONE
+            assert self.world.run(store.archive_job(self.world.tenant(job), job, found.version)) is ArchiveOutcome.DONE
             self.seen.pop(job)
 
     @rule(bundle=st.integers(1, 2), what=st.sampled_from(("upload", "submit", "submit", "collect")))
@@ -134,6 +136,14 @@ class History(RuleBasedStateMachine):
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
 
+    @rule(tenant=st.sampled_from(TENANTS), weight=st.sampled_from((None, 0.5, 10.0)))
+    def operator_sets_a_share(self, tenant: str, weight: float | None) -> None:
+        self.world.run(shares.set_share(tenant, weight))
+
+    @rule()
+    def leader_settles_shares(self) -> None:
+        self.world.run(shares.settle_shares())
+
     @rule()
     def watch_beats(self) -> None:
         self.stale_beats = list(self.world.run(store.read_heartbeats()).leases.items())
@@ -150,7 +160,7 @@ class History(RuleBasedStateMachine):
     @rule(retries=st.integers(0, 2), marked=st.booleans())
     def a_job_starts(self, retries: int, marked: bool) -> None:
         """The usual course in one step, so that histories get far."""
-        self.submit(1, 1, 1, retries)
+        self.submit(1, 1, 1, retries, TENANT)
         for attempt in self.world.run(store.dispatch(NEVER)).created:
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
@@ -294,7 +304,8 @@ class History(RuleBasedStateMachine):
     def attempts(self) -> list[AttemptId]:
         """All attempts, newest jobs first: those are the ones that hypothesis draws most."""
         numbers = {job: range(record.attempt, 0, -1) for job, record in sorted(self.seen.items(), reverse=True)}
-        return [AttemptId(TENANT, job, number) for job, attempts in numbers.items() for number in attempts]
+        tenant = self.world.tenant
+        return [AttemptId(tenant(job), job, number) for job, attempts in numbers.items() for number in attempts]
 
     def attempt_meets_the_policy(self, attempt: AttemptId) -> None:
         """Of one that was dispatched just now: its node has the box, and its network is the one that follows."""
