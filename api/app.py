@@ -46,7 +46,9 @@ from api.http.middleware import (
     allowed_hosts,
 )
 from api.http.prometheus import ProcessMetrics
+from api.jobs import explain_routes
 from api.jobs import routes as job_routes
+from api.jobs.explain_service import ExplainService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
 from api.results import artifact_routes, log_routes, profile_routes, split_routes
@@ -79,6 +81,7 @@ PREPARE_SECONDS = 0.5
 
 ROUTERS = (
     job_routes.router,
+    explain_routes.router,
     bundle_routes.router,
     split_routes.router,
     log_routes.router,
@@ -217,6 +220,7 @@ def _build_services(
         bundles,
         FleetService(control, fleet),
         ShareService(control),
+        ExplainService(control, records, fleet),
         secrets,
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),

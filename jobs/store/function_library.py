@@ -59,6 +59,7 @@ _READING = frozenset(
         "snapshot",
         "read_versions",
         "read_shares",
+        "read_queue",
     }
 )
 _REFUSED_WHEN_FULL = frozenset({"put_bundle", "put_secret", "request_profile", "submit"})

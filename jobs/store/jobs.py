@@ -96,6 +96,7 @@ def submit(
         parent=parent,
         token=token,
         bundle=(spec.program.bundle or "").removeprefix("sha256:"),
+        wall=repr(spec.limits.wall_seconds),
     )
 
 

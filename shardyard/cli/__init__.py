@@ -23,6 +23,7 @@ from shardyard.cli import (
     artifacts,
     attempts,
     backup,
+    explain,
     hardware,
     jobs,
     logs,
@@ -116,6 +117,13 @@ MORE_EXAMPLES = {
             "shardyard profile JOB --json                what each rank recorded, as JSON",
         )
     ),
+    "explain": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard explain JOB                   what it waits for, and when it may start",
+            "shardyard explain JOB --json            the numbers",
+        )
+    ),
     "share": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -150,6 +158,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         "Jobs",
         jobs.COMMANDS
         | attempts.COMMANDS
+        | explain.COMMANDS
         | splits.COMMANDS
         | hardware.COMMANDS
         | logs.COMMANDS

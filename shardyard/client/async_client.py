@@ -211,6 +211,10 @@ class AsyncClient:
         (none or host). It counts for what starts from then on. Needs an admin token."""
         return await self.call(endpoints.set_pool_policy(pool, box=box, network=network))
 
+    async def explain(self, job: str) -> scheduling.JobExplanation:
+        """Why a job stands where it stands, and when it may start."""
+        return await self.call(endpoints.explain_job(job))
+
     async def shares(self) -> list[scheduling.ShareView]:
         """The shares of all tenants that use the service, or have a weight of their own. Needs an admin token."""
         return (await self.call(endpoints.list_shares())).shares

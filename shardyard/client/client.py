@@ -209,6 +209,10 @@ class Client:
         (none or host). It counts for what starts from then on. Needs an admin token."""
         return self.call(endpoints.set_pool_policy(pool, box=box, network=network))
 
+    def explain(self, job: str) -> scheduling.JobExplanation:
+        """Why a job stands where it stands, and when it may start."""
+        return self.call(endpoints.explain_job(job))
+
     def shares(self) -> list[scheduling.ShareView]:
         """The shares of all tenants that use the service, or have a weight of their own. Needs an admin token."""
         return self.call(endpoints.list_shares()).shares

@@ -268,6 +268,10 @@ def set_pool_policy(pool: str, *, box: str = "any", network: str = "none") -> Ht
     return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
 
 
+def explain_job(job: str) -> HttpCall[scheduling.JobExplanation]:
+    return _get_request(_build_path("jobs", job, "explain"), scheduling.JobExplanation)
+
+
 def list_shares() -> HttpCall[scheduling.ShareList]:
     return _get_request("/v1/shares", scheduling.ShareList)
 

@@ -82,7 +82,7 @@ class World:
         tenant: str = TENANT,
         **fields: Any,
     ) -> str:
-        limits = {"max_retries": retries}
+        limits = {"max_retries": retries} | fields.pop("limits", {})
         chosen = a_spec(devices, priority=priority, limits=limits, **fields)
         if nodes > 1:
             chosen = chosen.model_copy(update={"resources": Resources(devices=devices, nodes=nodes)})

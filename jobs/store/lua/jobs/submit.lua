@@ -2,7 +2,7 @@
 -- Returns {status, detail...}: created id time queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
 --   | too_large n | too_few_nodes n | unknown_bundle
 local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
-  parent, token, bundle = unpack(ARGV)
+  parent, token, bundle, wall = unpack(ARGV)
 local ref = tenant .. '/' .. id
 local key = idem ~= '' and idempotency_key(tenant, idem)
 if key then
@@ -30,7 +30,7 @@ local score = (100 - tonumber(priority)) * 2 ^ 45 + arrived
 redis.call('SET', spec_key(ref), spec)
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
   'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
-  'score', int(score), 'created', created, 'version', 0)
+  'score', int(score), 'created', created, 'version', 0, 'wall', wall)
 if nodes ~= '1' then redis.call('HSET', job_key(ref), 'nodes', nodes) end
 for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem}) do
   if value ~= '' then redis.call('HSET', job_key(ref), field, value) end
