@@ -124,6 +124,13 @@ MORE_EXAMPLES = {
             "shardyard explain JOB --json            the numbers",
         )
     ),
+    "suspend": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard suspend JOB                   it saves, and leaves its devices to others",
+            "shardyard resume JOB                    it goes on",
+        )
+    ),
     "share": "\n\n".join(
         (
             "[bold]Examples[/]",

@@ -430,6 +430,24 @@ class Job(BlockingJobHandle):
         self._known = self._client.call(endpoints.cancel_job(self.id))
         return self
 
+    def suspend(self) -> Self:
+        """Take the job out of the queue, or let it save what it has done and leave its devices; it keeps its place.
+
+        Raises:
+            JobFinished: it has ended, or is being cancelled.
+        """
+        self._known = self._client.call(endpoints.suspend_job(self.id))
+        return self
+
+    def resume(self) -> Self:
+        """Put the job back to its place in the queue, where it was suspended.
+
+        Raises:
+            JobFinished: it has ended.
+        """
+        self._known = self._client.call(endpoints.resume_job(self.id))
+        return self
+
     def resubmit(self, *, key: str | None = None) -> "Job":
         """A new job of the same spec. The same `key` never makes a second one."""
         return Job(self._client, self._client.call(endpoints.resubmit_job(self.id, key)))

@@ -106,6 +106,14 @@ def cancel_job(job: str) -> HttpCall[responses.JobStatus]:
     return HttpCall(method="POST", path=_build_path("jobs", job, "cancel"), kind=responses.JobStatus, repeat=True)
 
 
+def suspend_job(job: str) -> HttpCall[responses.JobStatus]:
+    return HttpCall(method="POST", path=_build_path("jobs", job, "suspend"), kind=responses.JobStatus, repeat=True)
+
+
+def resume_job(job: str) -> HttpCall[responses.JobStatus]:
+    return HttpCall(method="POST", path=_build_path("jobs", job, "resume"), kind=responses.JobStatus, repeat=True)
+
+
 def cancel_many(**chosen: Any) -> HttpCall[responses.CancelledJobs]:
     """All jobs that match: state, pool, label, name; or all=True. Ask again while `complete` is false."""
     body = json.dumps(chosen).encode()

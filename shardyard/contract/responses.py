@@ -134,6 +134,8 @@ class JobStatus(JobSummary, frozen=True, kw_only=True):
     retries: int = 0
     max_retries: int = 0
     losses: int = 0
+    start_after: datetime | None = None  # it does not start before
+    suspended: bool = False  # a user has suspended it: it is in no queue, or leaves its devices
     retry_at: datetime | None = None  # while it is backing off: when it may start again
     checkpoint: CheckpointView | None = None
     parent_id: str | None = None

@@ -62,6 +62,21 @@ local REQUEUE_MESSAGES = {
   storage_low = 'the disk has less free space than the service keeps for itself; the job goes on when there is room',
 }
 
+-- What a supervisor does not know of its stop, that the store knows, with the message of the attempt that ends; '' where the
+-- message has more to say.
+local STOP_REASONS = {
+  drained = '',
+  storage_low = '',
+  suspended = 'the job was suspended',
+}
+
+-- Asks an attempt that a supervisor has to save and to leave its devices, for a reason of STOP_REASONS. `requeue` is a
+-- reason that earlier versions know as well.
+local function ask_to_leave(ref, number, reason)
+  redis.call('HSET', attempt_key(ref, number), 'requeue', 'service_stopped', 'requeue_as', reason)
+  notify_supervisors(read_field(attempt_key(ref, number), 'node'))
+end
+
 -- Bytes of what a job keeps of its end. Supervisors cut it to less: it comes from the program.
 local MAX_MESSAGE_BYTES, MAX_JSON_BYTES = 16 * 1024, 320 * 1024
 
@@ -107,8 +122,8 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   if made_progress(ref, number) then losses = 0 end
   redis.call('HSET', key, 'losses', losses, 'unclaimed', cause == 'unclaimed' and unclaimed + 1 or 0)
   if cause == 'stop' then
-    move(ref, 'queued', reason, REQUEUE_MESSAGES[reason], UNPLACED)
-    return enqueue(ref)
+    local asked = REQUEUE_MESSAGES[reason]  -- else it was suspended, and resumed before it had left
+    return queue_job(ref, asked and reason or 'waiting_for_devices', asked or '', UNPLACED)
   end
   local ended = 'attempt ' .. number .. ' ended: ' .. reason .. ' (' .. message .. '); '
   if cause == 'unclaimed' then

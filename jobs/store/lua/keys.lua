@@ -26,6 +26,7 @@ local function usage_key(pool) return 'sy:usage:' .. pool end
 local WEIGHTS_KEY = 'sy:weights'  -- weights of tenants that the operator has set; the others have 1
 local function hold_key(pool) return 'sy:hold:' .. pool end
 local BACKOFF_KEY = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+local TIMED_KEY = 'sy:timed'      -- refs of queued jobs that have a time before which they do not start, by that
 local LEASES_KEY = 'sy:leases'    -- refs of attempts that hold a lease
 local OUTBOX_KEY = 'sy:outbox'    -- '<node> <attempt ref>' of attempts that are not claimed, by when the hint is due
 local LEADER_KEY = 'sy:leader'    -- the process that reaps

@@ -13,12 +13,26 @@ local function enqueue(ref)
   if tonumber(room[2] or 0) >= tonumber(devices) then wake_scheduler() end
 end
 
+-- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended or its time has
+-- not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
+local function queue_job(ref, reason, message, extra)
+  local suspended, start_after = unpack(redis.call('HMGET', job_key(ref), 'suspended', 'start_after'))
+  if suspended == '1' then return move(ref, 'queued', 'suspended', '', extra) end
+  if start_after and tonumber(start_after) > now_us() then
+    move(ref, 'queued', 'waiting_for_time', '', extra)
+    return redis.call('ZADD', TIMED_KEY, start_after, ref)
+  end
+  move(ref, 'queued', reason, message, extra)
+  enqueue(ref)
+end
+
 local function dequeue(ref)
   local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes')
   local class, classes = class_of(unpack(fields))
   local key = queue_key(fields[1], class)
   redis.call('ZREM', key, ref)
   redis.call('ZREM', BACKOFF_KEY, ref)
+  redis.call('ZREM', TIMED_KEY, ref)
   redis.call('ZREM', tenant_queue_key(fields[1], class, (split_job_ref(ref))), ref)
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
   local hold = hold_key(fields[1])
@@ -31,7 +45,7 @@ local MAX_DOUBLINGS = 8  -- so that jitter is left of the longest waits
 -- What a job that waits does not have any more of its last attempt.
 local UNPLACED = {'started', '', 'first_step', '', 'node', '', 'leased', '', 'followers', ''}
 
--- A job waits before it may start again; `before` is how often it did so before, for the same cause.
+-- A job waits before it may start again, also one that is suspended meanwhile; `before` is how often it did so before, for the same cause.
 local function back_off(ref, cause, before, backoff_us, message)
   local wait = math.min(backoff_us * CAUSES[cause].growth ^ math.min(before, MAX_DOUBLINGS), MAX_BACKOFF_US)
   local due = int(now_us() + wait)

@@ -52,7 +52,7 @@ local function move(ref, state, reason, message, extra)
   redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
   grow_version(ref)
   if is_terminal(state) then
-    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall')  -- of the queue only
+    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended')  -- of the queue only
     redis.call('ZADD', FINISHED_KEY, int(now_us()), ref)
   end
 end

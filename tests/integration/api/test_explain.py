@@ -8,6 +8,7 @@ import pytest
 from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
+from tests.support.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -53,3 +54,40 @@ async def test_another_tenants_job_is_not_explained(api: Api) -> None:
     job = await api.submit()
     answer = await api.client.get(f"/v1/jobs/{job}/explain", headers=api.token(Scope.READ, tenant="acme"))
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+async def test_a_job_is_suspended_and_resumed_over_http(api: Api) -> None:
+    api.node(devices=1)
+    runs = await api.submit()
+    await until_state(api, runs, "starting")
+    job = await api.submit()
+    for _ in range(2):
+        answer = await api.client.post(f"/v1/jobs/{job}/suspend")
+        assert (answer.status_code, answer.json()["suspended"]) == (202, True)
+    status = await api.get(f"/v1/jobs/{job}")
+    assert (status["state"], status["reason"]["code"], status["queue_position"]) == ("queued", "suspended", None)
+    assert "shardyard resume" in status["reason"]["message"]
+    explained = await api.get(f"/v1/jobs/{job}/explain")
+    assert (explained["ahead"], explained["start"]) == (None, None)
+    answer = await api.client.post(f"/v1/jobs/{job}/resume")
+    assert (answer.status_code, answer.json()["reason"]["code"]) == (202, "waiting_for_devices")
+    api.run_to_end(runs)
+    assert (await api.client.post(f"/v1/jobs/{runs}/suspend")).json()["code"] == "job_finished"
+    await until_state(api, job, "starting")
+
+
+async def test_a_job_that_waits_for_its_time_says_so(api: Api) -> None:
+    api.node()
+    job = await api.submit(start_after=3600)
+    status = await api.get(f"/v1/jobs/{job}")
+    assert (status["state"], status["reason"]["code"]) == ("queued", "waiting_for_time")
+    left = datetime.fromisoformat(status["start_after"]) - datetime.now(UTC)
+    assert timedelta(minutes=59) < left <= timedelta(minutes=60)
+
+
+@pytest.mark.parametrize("wrong", [-1, 40_000_000, "tomorrow", "2026-01-31T20:00:00", True, [1]])
+async def test_a_start_time_that_is_none_is_refused_with_its_field(api: Api, wrong: object) -> None:
+    api.node()
+    answer = await api.client.post("/v1/jobs", json=a_spec_body() | {"start_after": wrong})
+    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, ["start_after"])
+    assert "offset from UTC" in answer.json()["errors"][0]["message"]

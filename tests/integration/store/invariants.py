@@ -147,7 +147,7 @@ def _names(keys: Keys) -> Iterator[str]:
 def _queues(keys: Keys) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for name, members in keys.zsets.items():
-        if name.startswith("sy:queue:") or name == "sy:backoff":
+        if name.startswith("sy:queue:") or name in ("sy:backoff", "sy:timed"):
             for member in members:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
@@ -155,9 +155,8 @@ def _queues(keys: Keys) -> Iterator[str]:
         queue = f"sy:queue:{job[b'pool'].decode()}:{_class_of(job)}"
         places = waiting.pop(ref, [])
         if job[b"state"] == JobState.QUEUED.encode():
-            if places not in ([queue], ["sy:backoff"]):
-                yield f"queued job {ref} waits in {places}"
-            if (places == ["sy:backoff"]) != (job[b"reason"] == b"backing_off"):
+            special = {b"backing_off": ["sy:backoff"], b"waiting_for_time": ["sy:timed"], b"suspended": []}
+            if places != special.get(job[b"reason"], [queue]):
                 yield f"job {ref} waits in {places} and says {job[b'reason'].decode()}"
             due = keys.zsets["sy:backoff"][ref.encode()] if places == ["sy:backoff"] else None
             if (int(job[b"retry_at"]) if job.get(b"retry_at") else None) != due:

@@ -1,6 +1,6 @@
 """Random interleavings of everything that users, dispatchers, supervisors, reapers and nodes may do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -44,6 +44,8 @@ POLICIES = tuple(PoolPolicy(box, network) for box in ("any", "user", "full") for
 NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains", "loses a device", "gets it back")
 #: How a supervisor may end an attempt; the other reasons belong to the control plane.
 ENDS = sorted(CAUSE_OF)
+#: What becomes of a stop of which the supervisor does not know why.
+STOPPED = {StateReason.DRAINED, StateReason.STORAGE_LOW, StateReason.SUSPENDED}
 LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
 
 QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -75,10 +77,15 @@ class History(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         retries=st.integers(0, 2),
         tenant=st.sampled_from(TENANTS),
+        start=st.sampled_from((None, None, 3600)),
     )
-    def submit(self, devices: int, nodes: int, priority: int, retries: int, tenant: str) -> None:
+    def submit(
+        self, devices: int, nodes: int, priority: int, retries: int, tenant: str, start: float | None = None
+    ) -> None:
         try:
-            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries, tenant=tenant)
+            job = self.world.submit(
+                devices, nodes=nodes, priority=priority, retries=retries, tenant=tenant, start_after=start
+            )
         except TooLargeForPool:
             return
         self.seen[job] = self.world.job(job)
@@ -92,6 +99,15 @@ class History(RuleBasedStateMachine):
             self.cancelled.add(job)
         except JobFinished:
             assert self.seen[job].state in TERMINAL
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data(), call=st.sampled_from((store.suspend, store.resume)))
+    def suspend_or_resume(self, data: st.DataObject, call: Callable[[str, str], store.Call[object]]) -> None:
+        job = data.draw(st.sampled_from(sorted(self.seen)))
+        try:
+            self.world.run(call(self.world.tenant(job), job))
+        except JobFinished:
+            assert self.seen[job].state in TERMINAL or job in self.cancelled
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
@@ -190,7 +206,7 @@ class History(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, claimant: str, reason: StateReason, times: int) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        stopped = {StateReason.DRAINED, StateReason.STORAGE_LOW} if reason is StateReason.SERVICE_STOPPED else set()
+        stopped = STOPPED if reason is StateReason.SERVICE_STOPPED else set()
         again = record.claimant == claimant and record.reason in {reason, *stopped}
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)

@@ -18,11 +18,15 @@ local MAX_NODES_FITTING, MAX_NODES_COMPARED = 3, 16  -- the second where devices
 local function end_backoff(from, to)
   for _, ref in ipairs(redis.call('ZRANGEBYSCORE', BACKOFF_KEY, from, to, 'LIMIT', 0, max_jobs)) do
     redis.call('ZREM', BACKOFF_KEY, ref)
-    move(ref, 'queued', 'waiting_for_devices', '')
-    enqueue(ref)
+    queue_job(ref, 'waiting_for_devices', '')
   end
 end
 end_backoff('-inf', int(now))
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', TIMED_KEY, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
+  redis.call('ZREM', TIMED_KEY, ref)
+  -- A process of an earlier version may have cancelled it, and leaves it here.
+  if read_field(job_key(ref), 'reason') == 'waiting_for_time' then queue_job(ref, 'waiting_for_devices', '') end
+end
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 
 -- The pool that is looked at, its policy, what is kept there for a job that has waited: {nodes, score, ref, tenant, turn} or
