@@ -56,6 +56,7 @@ PROFILES: dict[str, dict[str, Any]] = {"the_next_ten_steps": {"steps": 10}}
 POLICIES: dict[str, dict[str, Any]] = {
     "only_nodes_with_a_full_box": {"box": "full"},
     "jobs_that_download": {"box": "any", "network": "host"},
+    "urgent_jobs_first": {"preempt": True},
 }
 
 QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}

@@ -104,6 +104,11 @@ class PoolPolicyRequest(BaseModel):
     network: Literal["none", "host"] = Field(
         "none", description="what jobs get in a box with a network of its own: none, a loopback; host, the node's"
     )
+    preempt: bool = Field(
+        False,
+        strict=True,
+        description="jobs of a higher priority take the devices of others, which save and go back to the queue",
+    )
 
 
 class ShareRequest(BaseModel):
@@ -207,7 +212,7 @@ def parse_profile(body: bytes) -> int:
 def parse_policy(body: bytes) -> PoolPolicy:
     """Raises MalformedJson, InvalidRequest."""
     wanted = _parse_body(PoolPolicyRequest, body, "the policy of the pool is not valid")
-    return PoolPolicy(wanted.box, wanted.network)
+    return PoolPolicy(wanted.box, wanted.network, preempt=wanted.preempt)
 
 
 def parse_share(body: bytes) -> float:

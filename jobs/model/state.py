@@ -54,6 +54,7 @@ class StateReason(StrEnum):
     SUSPENDED = "suspended"
     SERVICE_STOPPED = "service_stopped"
     DRAINED = "drained"
+    PREEMPTED = "preempted"
     # on devices
     STARTING = "starting"
     RUNNING = "running"
@@ -97,6 +98,7 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.SUSPENDED: JobState.QUEUED,
     StateReason.SERVICE_STOPPED: JobState.QUEUED,
     StateReason.DRAINED: JobState.QUEUED,
+    StateReason.PREEMPTED: JobState.QUEUED,
     StateReason.STARTING: JobState.STARTING,
     StateReason.RUNNING: JobState.RUNNING,
     StateReason.CANCELLING: JobState.RUNNING,
@@ -147,7 +149,7 @@ class Cause(StrEnum):
     USER = "user"  # counted against `limits.max_retries`
     SERVICE = "service"  # counted against the service's own budget
     UNCLAIMED = "unclaimed"  # not counted: nothing ran, since no supervisor took it, or not all joined; any reason
-    STOP = "stop"  # not counted: the operator stopped the service or drained the node, or a user suspended the job
+    STOP = "stop"  # not counted: a stop of the service, a drain, a suspended job, or one whose devices another took
 
 
 #: The cause of each reason that ends an attempt which a supervisor has claimed, or a node has refused.
@@ -171,4 +173,5 @@ CAUSE_OF: dict[StateReason, Cause] = {
     StateReason.DRAINED: Cause.STOP,
     StateReason.STORAGE_LOW: Cause.STOP,
     StateReason.SUSPENDED: Cause.STOP,
+    StateReason.PREEMPTED: Cause.STOP,
 }

@@ -35,6 +35,7 @@ SHARED_PARTS = (
     "gangs",
     "attempts",
     "drains",
+    "preemptions",
 )
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; what
 #: brings new data is refused cleanly; everything else must go on, or running jobs could neither renew leases nor end.

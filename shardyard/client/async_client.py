@@ -206,10 +206,13 @@ class AsyncClient:
     async def pools(self) -> list[fleet.PoolView]:
         return (await self.call(endpoints.list_pools())).pools
 
-    async def set_pool_policy(self, pool: str, *, box: str = "any", network: str = "none") -> fleet.PoolView:
+    async def set_pool_policy(
+        self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
+    ) -> fleet.PoolView:
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
-        (none or host). It counts for what starts from then on. Needs an admin token."""
-        return await self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+        (none or host), and whether jobs of a higher priority take the devices of others (`preempt`). It counts for what
+        starts from then on. Needs an admin token."""
+        return await self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
 
     async def explain(self, job: str) -> scheduling.JobExplanation:
         """Why a job stands where it stands, and when it may start."""

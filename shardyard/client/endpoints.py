@@ -270,8 +270,12 @@ def list_pools() -> HttpCall[fleet.PoolList]:
     return _get_request("/v1/pools", fleet.PoolList)
 
 
-def set_pool_policy(pool: str, *, box: str = "any", network: str = "none") -> HttpCall[fleet.PoolView]:
-    body = json.dumps({"box": box, "network": network}).encode()
+def set_pool_policy(
+    pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
+) -> HttpCall[fleet.PoolView]:
+    """`preempt` is left out where it is None: a service of an earlier version does not know it."""
+    wanted = {"box": box, "network": network} | ({} if preempt is None else {"preempt": preempt})
+    body = json.dumps(wanted).encode()
     path = _build_path("pools", pool)
     return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
 

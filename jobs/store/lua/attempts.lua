@@ -60,6 +60,7 @@ local REQUEUE_MESSAGES = {
   service_stopped = 'the service was stopped; the job starts again with it',
   drained = 'its node is being drained; the job continues on another one',
   storage_low = 'the disk has less free space than the service keeps for itself; the job goes on when there is room',
+  preempted = 'a job of a higher priority took its devices; the job goes on when others are free',
 }
 
 -- What a supervisor does not know of its stop, that the store knows, with the message of the attempt that ends; '' where the
@@ -68,6 +69,7 @@ local STOP_REASONS = {
   drained = '',
   storage_low = '',
   suspended = 'the job was suspended',
+  preempted = 'a job of a higher priority took its devices',
 }
 
 -- Asks an attempt that a supervisor has to save and to leave its devices, for a reason of STOP_REASONS. `requeue` is a
@@ -99,6 +101,7 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed',
     'pool', 'devices', 'nodes')
   redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
+  redis.call('ZREM', placed_key(job[7]), ref .. '/' .. number)
   stop_charging(job[7], (split_job_ref(ref)), job[8] * (job[9] or 1))
   leave_parts(ref, number)
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))

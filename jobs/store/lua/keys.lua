@@ -23,6 +23,7 @@ local function gang_classes_key(pool) return 'sy:gangs:' .. pool end
 local function tenant_queue_key(pool, class, tenant) return 'sy:waiting:' .. pool .. ':' .. class .. ':' .. tenant end
 local function turns_key(pool, class) return 'sy:turns:' .. pool .. ':' .. class end
 local function usage_key(pool) return 'sy:usage:' .. pool end
+local function placed_key(pool) return 'sy:placed:' .. pool end
 local WEIGHTS_KEY = 'sy:weights'  -- weights of tenants that the operator has set; the others have 1
 local function hold_key(pool) return 'sy:hold:' .. pool end
 local BACKOFF_KEY = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when

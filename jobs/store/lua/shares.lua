@@ -28,7 +28,7 @@ local function settle_account(account, now)
 end
 
 local function write_account(pool, tenant, account)
-  local text = string.format('%.6f', account.used) .. ' ' .. int(account.at) .. ' ' .. int(account.devices)
+  local text = string.format('%.17g', account.used) .. ' ' .. int(account.at) .. ' ' .. int(account.devices)
   redis.call('HSET', usage_key(pool), tenant, text)
 end
 

@@ -192,6 +192,11 @@ def _shares(keys: Keys) -> Iterator[str]:
     charged = Counter({key: int(devices) for key, (_, _, devices) in accounts.items()})
     if leased != charged:
         yield f"tenants have {leased} devices, and are charged for {charged}"
+    placed = {
+        attempt.decode() for name, found in keys.zsets.items() if name.startswith("sy:placed:") for attempt in found
+    }
+    if placed != {attempt.decode() for attempt in keys.sets.get("sy:leases", set())}:
+        yield f"by priority these are on devices: {placed}, but leases are {keys.sets.get('sy:leases')}"
     weights = keys.hashes.get("sy:weights", {})
     queues: dict[str, dict[bytes, float]] = {}
     for name, members in keys.zsets.items():

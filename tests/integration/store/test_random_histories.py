@@ -40,12 +40,16 @@ TENANTS = (TENANT, "acme", "globex")
 #: What nodes may say of whom they reach, and where they stand; only the first three go together.
 PLACES = (("network", "a"), ("network", "a"), ("network", ""), ("loopback:host", ""), ("", ""))
 BOXES = (None, BoxRights("none", {}), BoxRights("user", {"network": "no"}), BoxRights("full", {}))
-POLICIES = tuple(PoolPolicy(box, network) for box in ("any", "user", "full") for network in ("none", "host"))
+POLICIES = tuple(
+    PoolPolicy(box, network, preempt=preempt)
+    for box in ("any", "user", "full")
+    for network, preempt in (("none", True), ("host", False))
+)
 NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains", "loses a device", "gets it back")
 #: How a supervisor may end an attempt; the other reasons belong to the control plane.
 ENDS = sorted(CAUSE_OF)
 #: What becomes of a stop of which the supervisor does not know why.
-STOPPED = {StateReason.DRAINED, StateReason.STORAGE_LOW, StateReason.SUSPENDED}
+STOPPED = {StateReason.DRAINED, StateReason.STORAGE_LOW, StateReason.SUSPENDED, StateReason.PREEMPTED}
 LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
 
 QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -30,8 +30,9 @@ end
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 
 -- The pool that is looked at, its policy, what is kept there for a job that has waited: {nodes, score, ref, tenant, turn} or
--- {}, the accounts of tenants that were read, and the most devices that were free on one node at first.
-local pool, policy, hold, accounts, largest_gap
+-- {}, the accounts of tenants that were read, the most devices that were free on one node at first, and
+-- whether others were asked to leave.
+local pool, policy, hold, accounts, largest_gap, preempted
 
 -- Some nodes that have so many free devices, those with the fewest first. Supervisors of an earlier version know no
 -- policies, and offer their node again when they free devices: one that lacks the box goes out here.
@@ -67,6 +68,11 @@ local function find_nodes(fitting, head, avoided, sound)
     local gang = choose_gang(nodes, head.nodes)
     if gang then return gang end
   end
+end
+
+local function account_of(tenant)
+  accounts[tenant] = accounts[tenant] or read_account(pool, tenant)
+  return accounts[tenant]
 end
 
 -- Takes devices of a node for an attempt. Returns them as text.
@@ -115,7 +121,8 @@ local function lease(head)
   if nodes[2] then fields[#fields + 1], fields[#fields + 2] = 'parts', #nodes end
   redis.call('HSET', attempt_key(ref, number), unpack(fields))
   redis.call('SADD', LEASES_KEY, attempt_ref)
-  charge_account(pool, head.tenant, accounts[head.tenant], devices * #nodes)
+  redis.call('ZADD', placed_key(pool), 100 - math.floor(head.score / LEVEL), attempt_ref)
+  charge_account(pool, head.tenant, account_of(head.tenant), devices * #nodes)
   local placed = {'attempt', number, 'node', nodes[1], 'leased', leased, 'network', network}
   if nodes[2] then placed[#placed + 1], placed[#placed + 2] = 'followers', table.concat(followers, ' ') end
   move(ref, 'starting', 'starting', '', placed)
@@ -135,10 +142,7 @@ local function could_fit(node, devices)
 end
 
 -- The turn of a job after its tenant got devices, perhaps.
-local function current_turn(score, tenant)
-  accounts[tenant] = accounts[tenant] or read_account(pool, tenant)
-  return turn_of(score, rank_of(accounts[tenant]))
-end
+local function current_turn(score, tenant) return turn_of(score, rank_of(account_of(tenant))) end
 
 -- What is kept in the pool. Nodes of which one went away, shrank, lost devices to quarantine or reaches the others no more
 -- are not: the job could never start there.
@@ -159,6 +163,14 @@ local function read_hold()
   return {nodes = nodes, score = tonumber(found[2]), ref = found[4], tenant = tenant, turn = current_turn(found[2], tenant)}
 end
 
+-- Keeps nodes for a job, against all that come after it.
+local function hold_nodes(head, chosen)
+  hold = {nodes = {}, score = head.score, ref = head.ref, tenant = head.tenant, turn = head.turn}
+  for _, node in ipairs(chosen) do hold.nodes[node] = true end
+  redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
+    'score', int(head.score))
+end
+
 -- Keeps the nodes with the most free devices for a job that has waited too long; the first in the queue's order has them.
 -- A job from the future means that the clock was set back: it has waited.
 local function keep_nodes(head)
@@ -171,11 +183,18 @@ local function keep_nodes(head)
     if head.nodes == 1 and large[1] then break end
   end
   local chosen = head.nodes == 1 and large or choose_gang(large, head.nodes)
-  if not chosen or not chosen[1] then return end
-  hold = {nodes = {}, score = head.score, ref = head.ref, tenant = head.tenant, turn = head.turn}
-  for _, node in ipairs(chosen) do hold.nodes[node] = true end
-  redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
-    'score', int(head.score))
+  if chosen and chosen[1] then hold_nodes(head, chosen) end
+end
+
+-- Has jobs of a lower priority leave, where the pool's policy says so, and keeps their devices for the job. A call does so
+-- for one job of a pool: the next sees what is about to become free.
+local function take_from_others(head)
+  if not policy.preempt or preempted or hold.ref and comes_before(hold, head) then return false end
+  preempted = true
+  local nodes = preempt_for(pool, head, function(node) return not is_kept(node, head) and could_fit(node, head.devices) end)
+  if nodes then hold_nodes(head, nodes) end
+  accounts = {}  -- what nobody had claimed has left
+  return nodes ~= nil
 end
 
 -- The heads of the classes after `started` was: that of its class is another, and its tenant has used more.
@@ -195,7 +214,7 @@ local function renew_heads(heads, started)
 end
 
 for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
-  pool, policy, accounts = name, read_policy(name), {}
+  pool, policy, accounts, preempted = name, read_policy(name), {}, false
   hold = read_hold()
   largest_gap = tonumber(redis.call('ZREVRANGE', free_nodes_key(pool), 0, 0, 'WITHSCORES')[2] or 0)
   local heads = {}
@@ -209,7 +228,7 @@ for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
     if lease(head) then
       heads = renew_heads(heads, head)
     else  -- of a class that fits nowhere, nothing more is looked at
-      keep_nodes(head)
+      if not take_from_others(head) then keep_nodes(head) end
       table.remove(heads, first)
     end
   end

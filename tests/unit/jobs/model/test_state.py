@@ -12,7 +12,13 @@ LUA = Path(jobs.__file__).parent / "store" / "lua"
 TRANSITIONS_LUA = (LUA / "transitions.lua").read_text()
 
 
-STOPS = {StateReason.SERVICE_STOPPED, StateReason.DRAINED, StateReason.STORAGE_LOW, StateReason.SUSPENDED}
+STOPS = {
+    StateReason.SERVICE_STOPPED,
+    StateReason.DRAINED,
+    StateReason.STORAGE_LOW,
+    StateReason.SUSPENDED,
+    StateReason.PREEMPTED,
+}
 
 
 def rows_of(table: str) -> dict[str, str]:
