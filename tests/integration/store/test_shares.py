@@ -195,8 +195,10 @@ def test_what_an_earlier_version_has_cancelled_starts_no_more(world: World) -> N
 def test_what_an_earlier_version_leased_is_charged_as_well(world: World) -> None:
     world.node(devices=2)
     world.running(2)
-    world.redis.delete("sy:usage:default")
+    world.redis.delete("sy:usage:default", "sy:placed:default")
+    world.redis.zadd("sy:placed:default", {"default/ended/1": 0})
     world.run(shares.settle_shares())
+    assert world.redis.zcard("sy:placed:default") == 1
     (account,) = world.run(shares.read_shares()).usage
     assert (account.tenant, account.devices) == (TENANT, 2)
 

@@ -171,6 +171,17 @@ def test_what_is_not_there_is_not_suspended(world: World) -> None:
         resume(world, "none")
 
 
+def test_a_suspended_job_that_an_earlier_version_has_queued_does_not_start(world: World) -> None:
+    world.node(devices=1)
+    job, other = world.submit(), world.submit()
+    world.redis.hset(f"sy:job:{TENANT}/{job}", "suspended", "1")
+    assert world.dispatch() == [other]
+    assert reason(world, job) is StateReason.SUSPENDED
+    resume(world, job)
+    world.finish_and_release(world.claim(other))
+    assert world.dispatch() == [job]
+
+
 def test_an_earlier_version_is_asked_to_stop_with_a_reason_that_it_knows(world: World) -> None:
     world.node(devices=1)
     attempt = world.running()

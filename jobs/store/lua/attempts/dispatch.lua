@@ -100,7 +100,12 @@ local function lease(head)
   if head.nodes > 1 then seen = GANG_NODES_FACTOR * head.nodes + GANG_NODES_MORE end
   local fitting = find_fitting(devices, seen)
   if #fitting < head.nodes then return false end
-  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid')
+  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid', 'suspended')
+  if job[3] == '1' then  -- an earlier version has ended its attempt, and queued it
+    dequeue(ref)
+    move(ref, 'queued', 'suspended', '')
+    return true
+  end
   local nodes = find_nodes(fitting, head, job[2], careful and devices)
   if not nodes then return false end
   local number = tonumber(job[1]) + 1

@@ -3,14 +3,15 @@
 local MAX_ADOPTED = 2000
 local now = now_us()
 
--- Devices by pool and tenant.
-local leased = {}
+-- Devices by pool and tenant, and the priorities of attempts by pool.
+local leased, placed = {}, {}
 for _, pool in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do leased[pool] = {} end
 for _, attempt_ref in ipairs(redis.call('SMEMBERS', LEASES_KEY)) do
   local ref = split_attempt_ref(attempt_ref)
   local tenant = split_job_ref(ref)
-  local pool, devices, nodes = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes'))
-  leased[pool] = leased[pool] or {}
+  local pool, devices, nodes, priority = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes', 'priority'))
+  leased[pool], placed[pool] = leased[pool] or {}, placed[pool] or {}
+  placed[pool][attempt_ref] = priority
   leased[pool][tenant] = (leased[pool][tenant] or 0) + devices * (nodes or 1)
 end
 
@@ -34,6 +35,18 @@ local function settle_pool(pool, devices)
   return ranks
 end
 
+-- An earlier version neither enters the attempts that it leases, nor takes out those that it ends.
+local function correct_placed(pool, priorities)
+  local known = {}
+  for _, attempt_ref in ipairs(redis.call('ZRANGE', placed_key(pool), 0, -1)) do
+    known[attempt_ref] = true
+    if not priorities[attempt_ref] then redis.call('ZREM', placed_key(pool), attempt_ref) end
+  end
+  for attempt_ref, priority in pairs(priorities) do
+    if not known[attempt_ref] then redis.call('ZADD', placed_key(pool), priority, attempt_ref) end
+  end
+end
+
 local function write_turns(pool, class, ranks)
   local turns = redis.call('ZRANGE', turns_key(pool, class), 0, -1, 'WITHSCORES')
   for i = 1, #turns, 2 do
@@ -55,6 +68,7 @@ end
 
 for pool, devices in pairs(leased) do
   local ranks = settle_pool(pool, devices)
+  correct_placed(pool, placed[pool] or {})
   for _, class in ipairs(list_classes(pool)) do
     write_turns(pool, class, ranks)
     adopt_some(pool, class)
