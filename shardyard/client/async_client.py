@@ -439,20 +439,12 @@ class AsyncJob(AwaitedJobHandle):
         return self
 
     async def suspend(self) -> Self:
-        """Take the job out of the queue, or let it save what it has done and leave its devices; it keeps its place.
-
-        Raises:
-            JobFinished: it has ended, or is being cancelled.
-        """
+        """Take the job off the queue, or have it save and leave its devices; it keeps its place. Raises JobFinished."""
         self._known = await self._client.call(endpoints.suspend_job(self.id))
         return self
 
     async def resume(self) -> Self:
-        """Put the job back to its place in the queue, where it was suspended.
-
-        Raises:
-            JobFinished: it has ended.
-        """
+        """Put a suspended job back to its place in the queue. Raises JobFinished."""
         self._known = await self._client.call(endpoints.resume_job(self.id))
         return self
 

@@ -434,20 +434,12 @@ class Job(BlockingJobHandle):
         return self
 
     def suspend(self) -> Self:
-        """Take the job out of the queue, or let it save what it has done and leave its devices; it keeps its place.
-
-        Raises:
-            JobFinished: it has ended, or is being cancelled.
-        """
+        """Take the job off the queue, or have it save and leave its devices; it keeps its place. Raises JobFinished."""
         self._known = self._client.call(endpoints.suspend_job(self.id))
         return self
 
     def resume(self) -> Self:
-        """Put the job back to its place in the queue, where it was suspended.
-
-        Raises:
-            JobFinished: it has ended.
-        """
+        """Put a suspended job back to its place in the queue. Raises JobFinished."""
         self._known = self._client.call(endpoints.resume_job(self.id))
         return self
 
