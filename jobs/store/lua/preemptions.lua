@@ -1,6 +1,10 @@
 -- Pre-emption: in a pool whose policy allows it, a job takes the devices of jobs of a lower priority. These save what they
 -- have done, and go back to the queue at no cost.
 
+-- Dispatch uses this function alone. The others are in a block: a chunk of Lua has at most 200 local names.
+local preempt_for
+do
+
 local MAX_PREEMPTIONS = 3  -- of one job; then it is left alone
 local MAX_VICTIMS_SEEN = 64
 
@@ -80,7 +84,7 @@ end
 
 -- Has attempts leave so that a job can start, on as many nodes as it wants of those that `is_open` accepts. Returns these
 -- nodes: some may have enough devices that become free anyway.
-local function preempt_for(pool, head, is_open)
+function preempt_for(pool, head, is_open)
   local options = {}
   for node, there in pairs(find_lower(pool, 100 - math.floor(head.score / LEVEL))) do
     options[#options + 1] = is_open(node) and choose_victims(node, there, head.devices) or nil
@@ -102,4 +106,6 @@ local function preempt_for(pool, head, is_open)
     end
   end
   return nodes
+end
+
 end

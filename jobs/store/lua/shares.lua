@@ -12,7 +12,6 @@ local AHEAD_SECONDS = 60
 -- Scores of jobs are a level for each priority, and within it the order of arrival. Those of turns are the same levels, and
 -- within them the rank of the tenant.
 local LEVEL, RANKS = 2 ^ 45, 2 ^ 29
-local MAX_TIES = 16
 
 local function read_account(pool, tenant)
   local used, at, devices = string.match(read_field(usage_key(pool), tenant), '^(%S+) (%d+) (%d+)$')
@@ -89,6 +88,17 @@ local function adopt_jobs(pool, class, from, count)
   return #found > 0
 end
 
+-- Whether a job, or what is kept for one, comes before another of the pool: by priority, then by share, then by arrival.
+local function comes_before(one, other)
+  if one.turn ~= other.turn then return one.turn < other.turn end
+  return one.score < other.score
+end
+
+local first_job  -- its helpers are in a block: a chunk of Lua has at most 200 local names
+do
+
+local ADOPTED_AT_ONCE, MAX_TIES = 256, 16
+
 -- The first job of a tenant in a class, with its score. What an earlier version has taken out of the queue of the class is
 -- taken out of the tenant's as well.
 local function first_of_tenant(pool, class, tenant)
@@ -100,17 +110,9 @@ local function first_of_tenant(pool, class, tenant)
   end
 end
 
--- Whether a job, or what is kept for one, comes before another of the pool: by priority, then by share, then by arrival.
-local function comes_before(one, other)
-  if one.turn ~= other.turn then return one.turn < other.turn end
-  return one.score < other.score
-end
-
-local ADOPTED_AT_ONCE = 256
-
 -- The job of a class whose turn it is: {ref, tenant, score, turn, alone, devices, nodes, class}; `alone`: no other tenant
 -- waits in the class. `accounts` has those accounts of the pool that were read before, and gets the others.
-local function first_job(pool, class, accounts)
+function first_job(pool, class, accounts)
   local turns = turns_key(pool, class)
   local function read_first(tenant, alone)
     local ref, score
@@ -143,4 +145,6 @@ local function first_job(pool, class, accounts)
     end
     if first then return first end
   end
+end
+
 end
