@@ -18,7 +18,7 @@ async def test_a_weight_decides_among_tenants_that_have_used_equally_much(api: A
     await until_state(api, running, "starting")
     ours, theirs = await api.submit(), await api.submit(headers=acme)
     now, _ = api.control.client.time()
-    accounts = {"default": f"100.0 {now}000000 1", "acme": f"100.0 {now}000000 0"}
+    accounts: dict[Any, Any] = {"default": f"100.0 {now}000000 1", "acme": f"100.0 {now}000000 0"}
     api.control.client.hset("sy:usage:default", mapping=accounts)
     answer = await api.client.put("/v1/shares/acme", json={"weight": 2})
     (pool,) = answer.json()["pools"]
