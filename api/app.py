@@ -12,10 +12,11 @@ from pathlib import Path
 import structlog
 from fastapi import Depends, FastAPI
 
-from api.accounts import quotas_routes, secrets_routes, sessions_routes, tokens_routes
+from api.accounts import quotas_routes, secrets_routes, sessions_routes, shares_routes, tokens_routes
 from api.accounts.quotas_service import QuotaService
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
+from api.accounts.shares_service import ShareService
 from api.accounts.tokens_service import TokenService
 from api.audit import routes as audit_routes
 from api.audit.service import AuditService
@@ -54,7 +55,9 @@ from api.http.middleware import (
 )
 from api.http.prometheus import ProcessMetrics
 from api.http.rate_limits import RateLimiter
+from api.jobs import explain_routes
 from api.jobs import routes as job_routes
+from api.jobs.explain_service import ExplainService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
 from api.results import artifact_routes, log_routes, profile_routes, split_routes
@@ -94,6 +97,7 @@ PREPARE_SECONDS = 0.5
 
 ROUTERS = (
     job_routes.router,
+    explain_routes.router,
     bundle_routes.router,
     split_routes.router,
     log_routes.router,
@@ -101,6 +105,7 @@ ROUTERS = (
     profile_routes.router,
     event_routes.router,
     fleet_routes.router,
+    shares_routes.router,
     secrets_routes.router,
     webhook_routes.router,
     tokens_routes.router,
@@ -262,6 +267,8 @@ def _build_services(
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,
         FleetService(control, fleet),
+        ShareService(control),
+        ExplainService(control, records, fleet),
         secrets,
         TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
         SessionService(control, authenticator),

@@ -9,6 +9,8 @@ measures the calls of `store.dispatch` that follow, from a Python client on the 
     of many      many attempts were released; calls that start up to 32 jobs each, divided by the jobs that they started
     nothing      nothing is free; the call that finds that
 
+Tenants: a fleet of its own, in which the same jobs are spread evenly over 50 tenants.
+
 Gangs: fleets of their own, in which every job wants 1, 2, 8 or 64 nodes with 8 devices each. Attempts end, and the
 calls that follow are measured, for each job that they start.
 
@@ -62,6 +64,7 @@ TENANT = "default"
 POOLS = ("a", "b", "c", "d")
 SIZES = (1, 2, 4, 8)
 GANGS = (1, 2, 8, 64)
+TENANTS = (1, 50)
 PRIORITIES = (-50, 0, 0, 10, 50)
 DEVICES = 8
 PIPELINED = 500
@@ -95,6 +98,11 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             say(f"{number} nodes, {queued[1]} queued")
     for number, times in sorted(by_nodes.items()):
         figures += _decisions(times, number, "nodes")
+    for tenants in TENANTS:
+        with _cluster(tenants=tenants) as cluster:
+            cluster.add_nodes(nodes)
+            figures += _decisions(_decide(cluster, queued[-1], rounds), tenants, "tenants")
+        say(f"{nodes} nodes, {queued[-1]} queued by {tenants} tenants")
     for gang in scale.pick(GANGS, GANGS[:2]):
         with _cluster(gang) as cluster:
             cluster.add_nodes(nodes)
@@ -111,9 +119,9 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 
 class Cluster:
     """Simulated nodes, and jobs that nobody runs, in a control store; `gang`: how many nodes each of them wants, of 8
-    devices, or None."""
+    devices, or None; `tenants`: whose jobs they are, in turn."""
 
-    def __init__(self, url: str, gang: int | None = None) -> None:
+    def __init__(self, url: str, gang: int | None = None, tenants: int = 1) -> None:
         self.control = RedisStore.from_url(url)
         self.nodes = 0
         self.running: dict[store.AttemptId, list[str]] = {}  # the nodes of each
@@ -123,7 +131,8 @@ class Cluster:
         self._random = random.Random(7)
         program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
         self.submits = [
-            store.submit(TENANT, "", _parse(program, size, pool, priority, gang or 1))
+            store.submit(tenant, "", _parse(program, size, pool, priority, gang or 1))
+            for tenant in (TENANT, *(f"tenant-{number}" for number in range(1, tenants)))
             for size in (SIZES if gang is None else (DEVICES,))
             for pool in POOLS
             for priority in PRIORITIES
@@ -178,9 +187,9 @@ class Cluster:
 
 
 @contextmanager
-def _cluster(gang: int | None = None) -> Iterator[Cluster]:
+def _cluster(gang: int | None = None, tenants: int = 1) -> Iterator[Cluster]:
     with redis_server("control") as server:
-        cluster = Cluster(server.url, gang)
+        cluster = Cluster(server.url, gang, tenants)
         try:
             yield cluster
         finally:

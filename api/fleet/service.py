@@ -1,5 +1,7 @@
 """The service of pools and nodes."""
 
+import msgspec
+
 from api.data.fleet_cache import FleetCache
 from api.http import audit, cursors
 from api.http.auth import Principal
@@ -32,7 +34,7 @@ class FleetService:
         _require_operator(who)
         policy = parse_policy(body)
         await self._store.run(store.set_policy(pool, policy))
-        audit.log_audit_event(who, "pool_policy_set", pool=pool, box=policy.box, network=policy.network)
+        audit.log_audit_event(who, "pool_policy_set", pool=pool, **msgspec.structs.asdict(policy))
         return views.pool_view(pool, await self._fleet.read_fleet(max_age=0))
 
     async def list_nodes(self, who: Principal) -> NodeList:

@@ -140,6 +140,27 @@ async def cancel(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
     return responses.json_response(await jobs.cancel(who, job), 202)
 
 
+@router.post(
+    "/v1/jobs/{job}/suspend",
+    status_code=202,
+    **describe("Suspend a job", JobStatus, statuses=(202,), refuses=("job_finished", "unreadable_spec")),
+)
+async def suspend(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
+    """A queued job leaves the queue and keeps its place; a running one saves a checkpoint, if it saves any, and leaves
+    its devices. It costs no retry."""
+    return responses.json_response(await jobs.suspend(who, job), 202)
+
+
+@router.post(
+    "/v1/jobs/{job}/resume",
+    status_code=202,
+    **describe("Resume a suspended job", JobStatus, statuses=(202,), refuses=("job_finished", "unreadable_spec")),
+)
+async def resume(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
+    """It is back at its place in the queue. A job that is not suspended stays as it is."""
+    return responses.json_response(await jobs.resume(who, job), 202)
+
+
 @router.delete("/v1/jobs/{job}", status_code=204, **describe("Delete a finished job", refuses=("job_not_finished",)))
 async def delete(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
     await jobs.delete(who, job)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 import uuid_utils
@@ -264,6 +264,27 @@ class JobService:
             outcome = "cancelled"
         audit.log_audit_event(who, "job_cancelled", job=job, outcome=outcome)
         return await self.read_status(who, job)
+
+    async def suspend(self, who: Principal, job: str) -> JobStatus:
+        """Raises NotFound, JobFinished."""
+        await self._run_unless_archived(who, job, store.suspend(who.tenant, job))
+        audit.log_audit_event(who, "job_suspended", job=job)
+        return await self.read_status(who, job)
+
+    async def resume(self, who: Principal, job: str) -> JobStatus:
+        """Raises NotFound, JobFinished."""
+        await self._run_unless_archived(who, job, store.resume(who.tenant, job))
+        audit.log_audit_event(who, "job_resumed", job=job)
+        return await self.read_status(who, job)
+
+    async def _run_unless_archived(self, who: Principal, job: str, call: store.Call[Any]) -> None:
+        """Raises JobFinished also where the job has been archived."""
+        try:
+            await self._store.run(call)
+        except NotFound:
+            if await self._records.read_archived(who.tenant, job) is None:
+                raise
+            raise JobFinished(f"job {job} has ended, and is archived") from None
 
     async def cancel_many(self, who: Principal, body: bytes) -> CancelledJobs:
         """Cancel the jobs that the body describes, chunk by chunk, so that others are served in between. Jobs that are

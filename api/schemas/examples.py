@@ -56,6 +56,7 @@ PROFILES: dict[str, dict[str, Any]] = {"the_next_ten_steps": {"steps": 10}}
 POLICIES: dict[str, dict[str, Any]] = {
     "only_nodes_with_a_full_box": {"box": "full"},
     "jobs_that_download": {"box": "any", "network": "host"},
+    "urgent_jobs_first": {"preempt": True},
 }
 
 QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}
@@ -64,6 +65,7 @@ QUOTAS: dict[str, dict[str, Any]] = {
     "a_small_team": {"jobs": 200, "running": 8, "devices": 8, "device_hours": 96, "window_hours": 24},
     "little_room_on_disk": {"bundle_bytes": 1_073_741_824},
 }
+SHARES: dict[str, dict[str, Any]] = {"twice_as_much_as_others": {"weight": 2}}
 
 SECRETS: dict[str, dict[str, Any]] = {"a_token_of_hugging_face": {"value": "hf_..."}}
 
@@ -98,7 +100,7 @@ PARAMETERS: dict[str, str] = {
     "secret": "hf",
     "webhook": "wh_0123456789abcdef",
     "delivery": "0000000001-01980000-0000-89abcdef",
+    "tenant": "default",
     "label": "team=vision",
     "Range": "bytes=0-1023",
-    "tenant": "acme",
 }

@@ -14,6 +14,7 @@ from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
+from jobs.store.shares import MAX_WEIGHT, MIN_WEIGHT
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
 from shardyard.contract.webhooks import EVENT_PATTERNS, EventPattern
@@ -30,7 +31,8 @@ KEPT_SPECS, MAX_KEPT_BYTES = 64, 8192
 
 #: Of something that a quota limits; None: as much as there is.
 Amount = Annotated[int | None, Field(ge=0, le=2**53)]
-Tenant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+TENANT_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
 
 
 class QuotaRequest(BaseModel):
@@ -153,6 +155,19 @@ class PoolPolicyRequest(BaseModel):
     network: Literal["none", "host"] = Field(
         "none", description="what jobs get in a box with a network of its own: none, a loopback; host, the node's"
     )
+    preempt: bool = Field(
+        False,
+        strict=True,
+        description="jobs of a higher priority take the devices of others, which save and go back to the queue",
+    )
+
+
+class ShareRequest(BaseModel):
+    """The weight of a tenant: one of weight 2 may use twice as much as one of weight 1 before that goes first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float = Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
 
 
 class QuarantineRequest(BaseModel):
@@ -258,7 +273,12 @@ def parse_profile(body: bytes) -> int:
 def parse_policy(body: bytes) -> PoolPolicy:
     """Raises MalformedJson, InvalidRequest."""
     wanted = _parse_body(PoolPolicyRequest, body, "the policy of the pool is not valid")
-    return PoolPolicy(wanted.box, wanted.network)
+    return PoolPolicy(wanted.box, wanted.network, preempt=wanted.preempt)
+
+
+def parse_share(body: bytes) -> float:
+    """The weight of a tenant. Raises MalformedJson, InvalidRequest."""
+    return _parse_body(ShareRequest, body, "the share is not valid").weight
 
 
 def parse_quota(body: bytes, *, of_token: bool) -> Quota:

@@ -23,7 +23,7 @@ from jobs.model.records import (
     TokenRecord,
 )
 from jobs.model.spec import JobSpec, ScriptProgram
-from jobs.model.state import TERMINAL, JobState, StateReason
+from jobs.model.state import OUT_OF_QUEUE, TERMINAL, JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import AttemptId, FleetRecords, HistoryPage, JobView
 from jobs.store.tenant_secrets import SecretRecord
@@ -56,6 +56,8 @@ from shardyard.contract.responses import (
 from shardyard.formatting import count_noun
 
 REASON_MESSAGES: dict[StateReason, str] = {
+    StateReason.WAITING_FOR_TIME: "its time (`start_after`) has not come; from then on it is in the queue",
+    StateReason.SUSPENDED: "suspended; `shardyard resume JOB` puts it back to its place in the queue",
     StateReason.STARTING: "devices are leased; the node is starting it",
     StateReason.RUNNING: "running",
     StateReason.COMPLETED: "every rank succeeded",
@@ -85,7 +87,7 @@ _OUT_OF_QUEUE = frozenset({StateReason.BACKING_OFF, StateReason.WAITING_FOR_QUOT
 
 
 def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
-    return None if queue is None or job.reason in _OUT_OF_QUEUE else queue.ahead + 1
+    return None if queue is None or job.reason in OUT_OF_QUEUE else queue.ahead + 1
 
 
 def job_status(view: JobView, progress: Progress | None, fleet: FleetFacts, *, shows_env: bool = True) -> JobStatus:
@@ -99,6 +101,9 @@ def job_status(view: JobView, progress: Progress | None, fleet: FleetFacts, *, s
         max_retries=job.max_retries,
         losses=job.losses,
         retry_at=utc(job.retry_at),
+        start_after=utc(job.start_after),
+        suspended=job.suspended,
+        preemptions=job.preemptions,
         checkpoint=checkpoint_view(job.checkpoint),
         parent_id=job.parent,
         batch_size=spec.batch_size,
@@ -153,7 +158,7 @@ def _common_fields(job: JobRow, why: ReasonView, fleet: FleetFacts) -> dict[str,
 
 def reason_view(job: JobRow, queue: QueueView | None, fleet: FleetFacts) -> ReasonView:
     """Why the job is in its state. `queue` describes the queue that it waits in, if that is known."""
-    if queue is None or job.reason in _OUT_OF_QUEUE:  # whatever is free there
+    if queue is None or job.reason in OUT_OF_QUEUE:  # whatever is free there
         return ReasonView(str(job.reason), job.message or REASON_MESSAGES.get(job.reason, ""))
     code, words = _waiting_reason(job, queue, fleet)
     if job.reason is StateReason.WAITING_FOR_DEVICES:
@@ -262,6 +267,7 @@ def pool_view(name: str, fleet: FleetRecords) -> PoolView:
         queued=fleet.queued.get(name, 0),
         box=policy.box,
         network=policy.network,
+        preempt=policy.preempt,
         boxes={level: boxes[level] for level in BOX_LEVELS},
         unboxed=sum(node.alive and node.unboxed for node in nodes),
         low_disk=sum(node.alive and node.low is not None for node in nodes),

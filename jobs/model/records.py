@@ -124,6 +124,9 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
     error: dict[str, Any] | None
     result: dict[str, Any] | None
     losses: int = 0  # attempts lost to failures of the service
+    start_after: int | None = None  # it does not start before
+    preemptions: int = 0  # how often a job of a higher priority took its devices
+    suspended: bool = False  # by a user: it is in no queue, or on its way out of its devices
     retry_at: int | None = None  # while it backs off: when it may start again
     checkpoint: dict[str, Any] | None = None  # the newest that is committed: step, epoch, attempt, sha256, at
     network: str | None = None  # what its newest attempt has: none | host
@@ -139,6 +142,9 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
             error=_json_field(fields, b"error"),
             result=_json_field(fields, b"result"),
             losses=int(fields.get(b"losses") or 0),
+            start_after=_time_field(fields, b"start_after"),
+            preemptions=int(fields.get(b"preemptions") or 0),
+            suspended=_text_field(fields, b"suspended") == "1",
             retry_at=_time_field(fields, b"retry_at"),
             checkpoint=_json_field(fields, b"checkpoint"),
             network=_text_field(fields, b"network") or None,

@@ -5,6 +5,8 @@ names of recipes and their arguments, `submit.lua` whether the job fits the pool
 `package.module:attribute` references.
 """
 
+from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from math import isfinite
 from typing import Annotated, Any, Literal, Self
@@ -25,6 +27,7 @@ from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
 
 #: Of one job, on all its nodes together.
 MAX_DEVICES = 1024
+MAX_TIME_LENGTH = 40
 #: Strategies with one process per device.
 DISTRIBUTED = frozenset({"ddp", "fsdp"})
 
@@ -87,6 +90,27 @@ Secrets = Annotated[
 ]
 EnvironmentName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Place = Annotated[Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)], Wrap(_one_message)]
+
+
+#: Of a job that is to start later.
+MAX_START_SECONDS = 31_536_000
+
+
+def _start_time(value: Any, _: ValidatorFunctionWrapHandler) -> float | str:
+    """Seconds, or a time that says its offset from UTC."""
+    if isinstance(value, str) and len(value) <= MAX_TIME_LENGTH:
+        with suppress(ValueError):
+            if datetime.fromisoformat(value).tzinfo is not None:
+                return value
+    elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_START_SECONDS:
+        return float(value)
+    raise ValueError(
+        f"seconds after the submit, from 0 to {MAX_START_SECONDS}, or a time with its offset from UTC, such as "
+        "2026-01-31T20:00:00+01:00"
+    )
+
+
+StartTime = Annotated[float | str, Wrap(_start_time)]
 
 
 class Strict(BaseModel):
@@ -265,6 +289,11 @@ class JobSpec(Strict):
     name: Name | None = None
     pool: PoolName = "default"
     priority: int = Field(0, ge=-100, le=100, strict=True, description="higher first")
+    start_after: StartTime | None = Field(
+        None,
+        description="not before this time: seconds after the submit, or a time with its offset from UTC, such as "
+        "2026-01-31T20:00:00+01:00",
+    )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     resources: Resources = Resources()
     parallelism: Parallelism = Parallelism()

@@ -51,8 +51,11 @@ class StateReason(StrEnum):
     STORAGE_LOW = "storage_low"
     BACKING_OFF = "backing_off"
     WAITING_FOR_QUOTA = "waiting_for_quota"
+    WAITING_FOR_TIME = "waiting_for_time"
+    SUSPENDED = "suspended"
     SERVICE_STOPPED = "service_stopped"
     DRAINED = "drained"
+    PREEMPTED = "preempted"
     # on devices
     STARTING = "starting"
     RUNNING = "running"
@@ -93,8 +96,11 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.STORAGE_LOW: JobState.QUEUED,
     StateReason.BACKING_OFF: JobState.QUEUED,
     StateReason.WAITING_FOR_QUOTA: JobState.QUEUED,
+    StateReason.WAITING_FOR_TIME: JobState.QUEUED,
+    StateReason.SUSPENDED: JobState.QUEUED,
     StateReason.SERVICE_STOPPED: JobState.QUEUED,
     StateReason.DRAINED: JobState.QUEUED,
+    StateReason.PREEMPTED: JobState.QUEUED,
     StateReason.STARTING: JobState.STARTING,
     StateReason.RUNNING: JobState.RUNNING,
     StateReason.CANCELLING: JobState.RUNNING,
@@ -114,6 +120,10 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.NODE_LOST: JobState.FAILED,
     StateReason.LINK_LOST: JobState.FAILED,
 }
+
+
+#: Of queued jobs that are in no queue: nothing but themselves keeps them from starting.
+OUT_OF_QUEUE = frozenset({StateReason.BACKING_OFF, StateReason.WAITING_FOR_TIME, StateReason.SUSPENDED})
 
 
 class AttemptState(StrEnum):
@@ -141,7 +151,7 @@ class Cause(StrEnum):
     USER = "user"  # counted against `limits.max_retries`
     SERVICE = "service"  # counted against the service's own budget
     UNCLAIMED = "unclaimed"  # not counted: nothing ran, since no supervisor took it, or not all joined; any reason
-    STOP = "stop"  # not counted: the operator stopped the service, or drained the node
+    STOP = "stop"  # not counted: a stop of the service, a drain, a suspended job, or one whose devices another took
 
 
 #: The cause of each reason that ends an attempt which a supervisor has claimed, or a node has refused.
@@ -164,4 +174,6 @@ CAUSE_OF: dict[StateReason, Cause] = {
     StateReason.SERVICE_STOPPED: Cause.STOP,
     StateReason.DRAINED: Cause.STOP,
     StateReason.STORAGE_LOW: Cause.STOP,
+    StateReason.SUSPENDED: Cause.STOP,
+    StateReason.PREEMPTED: Cause.STOP,
 }

@@ -22,12 +22,15 @@ from jobs.model.settings import Settings
 from jobs.model.state import StateReason
 from jobs.protocol.names import WAKE_CHANNEL
 from jobs.scheduling.hints import HintSender
+from jobs.store import shares
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
+#: How often whoever leads settles the accounts of tenants: little against what a share is counted over.
+SETTLE_SECONDS = 10.0
 
 
 class LivenessTracker(Generic[K]):
@@ -95,6 +98,7 @@ class JobScheduler:
         #: Less than a lease: a node and its attempts fall silent together, not all at the same moment.
         patience = min(settings.node_seconds, settings.lease_seconds / 2)
         self._silent_nodes: LivenessTracker[str] = LivenessTracker(patience, gap)
+        self._settle_at = monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run_loop, name="scheduler", daemon=True)
 
@@ -121,6 +125,7 @@ class JobScheduler:
             self.dispatch_jobs()
         if not taken:
             self._reap_silent()
+            self._settle_shares()
             return seconds
         self._reset_trackers()
         return min(seconds, taken) if self._listen else taken
@@ -153,6 +158,11 @@ class JobScheduler:
         for node, heartbeat in self._nodes.find_silent(heartbeats.nodes):
             if self._store.run(store.take_down_node(node, heartbeat)):
                 log.warning("node_down", node=node, seconds=self._settings.node_seconds)
+
+    def _settle_shares(self) -> None:
+        if monotonic() >= self._settle_at:
+            self._store.run(shares.settle_shares())
+            self._settle_at = monotonic() + SETTLE_SECONDS
 
     def _reap(self, part: store.PartId, heartbeat: int, node_heartbeat: int | None, seconds: str) -> None:
         attempt, node = part

@@ -73,7 +73,9 @@ from jobs.store.jobs import (
     read_job,
     read_records,
     read_versions,
+    resume,
     submit,
+    suspend,
 )
 from jobs.store.nodes import (
     FORMAT,
@@ -201,11 +203,13 @@ __all__ = [
     "renew_node",
     "request_profile",
     "requeue_restored",
+    "resume",
     "retain_quarantine",
     "set_policy",
     "snapshot",
     "stop_node",
     "submit",
+    "suspend",
     "take_down_node",
     "undrain_node",
     "unknown_bundle",

@@ -45,6 +45,9 @@ _JOBS: Final = (
     *("job", "spec", "packed", "attempt", "jobs", "names", "named", "finished", "changes", "seq"),
     *("queue", "gangs", "hold", "backoff", "leases", "outbox"),
     *("pools", "nodes", "policies", "pool", "node", "free", "held", "quarantine", "devices", "suspects", "history"),
+    *("waiting", "turns", "use", "placed", "weights", "timed"),
+    *("quotas", "parked", "usage"),
+    *("webhooks", "webhook", "webhook_outbox", "delivery", "webhook_tenants", "webhook_fleet", "webhook_due"),
     *("bundle", "idle_bundles"),
 )
 

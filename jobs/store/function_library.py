@@ -28,6 +28,8 @@ SHARED_PARTS = (
     "parts",
     "bundles",
     "stored_jobs",
+    "classes",
+    "shares",
     "queues",
     "quotas",
     "history",
@@ -36,6 +38,7 @@ SHARED_PARTS = (
     "gangs",
     "attempts",
     "drains",
+    "preemptions",
 )
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; what
 #: brings new data is refused cleanly; everything else must go on, or running jobs could neither renew leases nor end.
@@ -62,6 +65,8 @@ _READING = frozenset(
         "read_records",
         "snapshot",
         "read_versions",
+        "read_shares",
+        "read_queue",
     }
 )
 _REFUSED_WHEN_FULL = frozenset({"post_test", "put_bundle", "put_secret", "put_webhook", "request_profile", "submit"})

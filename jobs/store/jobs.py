@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
@@ -71,8 +73,12 @@ def submit(
 
     def decode(reply: Sequence[Any]) -> SubmitReply:
         if reply[0] == b"created":
-            record = _new_record(tenant, job, spec, parent, created=int(reply[2]))
-            return SubmitReply(job, True, JobView(record, spec, _read_queue(reply[3:])))
+            created, start_after, reason, *queue = reply[2:]
+            record = _new_record(tenant, job, spec, parent, created=int(created))
+            timed = replace_fields(
+                record, reason=StateReason(reason.decode()), start_after=int(start_after or 0) or None
+            )
+            return SubmitReply(job, True, JobView(timed, spec, _read_queue(queue)))
         status, *detail = (part.decode() for part in reply)
         _raise_if_refused(status, detail, spec)
         # The repeat of a call whose reply was lost is answered as that was.
@@ -98,7 +104,18 @@ def submit(
         parent=parent,
         token=token,
         bundle=(spec.program.bundle or "").removeprefix("sha256:"),
+        wall=repr(spec.limits.wall_seconds),
+        start_after=_encode_start(spec),
     )
+
+
+def _encode_start(spec: JobSpec) -> str:
+    """A time in microseconds, or (+) how many from now on; '' without one."""
+    if spec.start_after is None:
+        return ""
+    if isinstance(spec.start_after, str):
+        return str(int(datetime.fromisoformat(spec.start_after).timestamp() * 1e6))
+    return f"+{int(spec.start_after * 1e6)}"
 
 
 def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
@@ -277,6 +294,37 @@ def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
         return "cancelled" if reply == b"cancelled" else "cancelling"
 
     return call_function("cancel", decode, ref=job_ref(tenant, job))
+
+
+def suspend(tenant: str, job: str) -> Call[Literal["suspended", "suspending"]]:
+    """Suspend a job: one that is queued leaves the queue and keeps its place, one on devices saves and leaves them. One
+    that is suspended already stays so.
+
+    Raises (on execution):
+        NotFound: no such job of this tenant.
+        JobFinished: it has ended, or is being cancelled.
+    """
+
+    def decode(reply: bytes) -> Literal["suspended", "suspending"]:
+        _raise_if_over(reply, job, "suspend")
+        return "suspended" if reply == b"suspended" else "suspending"
+
+    return call_function("suspend", decode, ref=job_ref(tenant, job))
+
+
+def resume(tenant: str, job: str) -> Call[None]:
+    """Put a suspended job back to its place in the queue; one that is not suspended stays as it is. Raises as `suspend`
+    does."""
+    return call_function("resume", lambda reply: _raise_if_over(reply, job, "resume"), ref=job_ref(tenant, job))
+
+
+def _raise_if_over(reply: bytes, job: str, what: str) -> None:
+    if reply == b"missing":
+        raise NotFound(f"there is no job {job!r}")
+    if reply == b"finished":
+        raise JobFinished(f"job {job} has ended; there is nothing to {what}")
+    if reply == b"cancelling":
+        raise JobFinished(f"job {job} is being cancelled; there is nothing to {what}")
 
 
 @dataclass(frozen=True, slots=True)

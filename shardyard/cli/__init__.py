@@ -23,6 +23,7 @@ from shardyard.cli import (
     artifacts,
     attempts,
     backup,
+    explain,
     hardware,
     jobs,
     logs,
@@ -33,7 +34,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import audit, quotas, secrets, tokens, webhooks
+from shardyard.cli.accounts import audit, quotas, secrets, shares, tokens, webhooks
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -119,6 +120,28 @@ MORE_EXAMPLES = {
             "shardyard profile JOB --json                what each rank recorded, as JSON",
         )
     ),
+    "explain": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard explain JOB                   what it waits for, and when it may start",
+            "shardyard explain JOB --json            the numbers",
+        )
+    ),
+    "suspend": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard suspend JOB                   it saves, and leaves its devices to others",
+            "shardyard resume JOB                    it goes on",
+        )
+    ),
+    "share": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard share                         all tenants, for operators",
+            "shardyard share acme                    one of them",
+            "shardyard share acme --weight 2         it may use twice as much as others",
+        )
+    ),
     "top": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -145,13 +168,14 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         "Jobs",
         jobs.COMMANDS
         | attempts.COMMANDS
+        | explain.COMMANDS
         | splits.COMMANDS
         | hardware.COMMANDS
         | logs.COMMANDS
         | artifacts.COMMANDS
         | profile.COMMANDS,
     ),
-    ("Machines and access", top.COMMANDS | pools.COMMANDS | audit.COMMANDS),
+    ("Machines and access", top.COMMANDS | pools.COMMANDS | shares.COMMANDS | audit.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():

@@ -1,4 +1,4 @@
-"""Commands about jobs: plan, resubmit, watch, list, show, cancel, delete."""
+"""Commands about jobs: plan, resubmit, watch, list, show, cancel, suspend, resume, delete."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -174,6 +174,23 @@ def cancel_command(
     return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more are being ended")
 
 
+def suspend_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Suspend a job: it leaves the queue, or saves what it has done and leaves its devices. It keeps its place.
+
+    A program that saves no checkpoint begins at its first step when it is resumed.
+    """
+    from shardyard.client import endpoints
+
+    print_answer(endpoints.suspend_job(job), _print_state, url, token, as_json)
+
+
+def resume_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Resume a suspended job, at its place in the queue."""
+    from shardyard.client import endpoints
+
+    print_answer(endpoints.resume_job(job), _print_state, url, token, as_json)
+
+
 def _print_state(status: "JobStatus") -> None:
     make_console().print(f"{status.name} is {state_and_reason(status)}")
 
@@ -202,5 +219,7 @@ COMMANDS: Commands = {
     "list": list_jobs,
     "show": show_command,
     "cancel": cancel_command,
+    "suspend": suspend_command,
+    "resume": resume_command,
     "delete": delete_command,
 }

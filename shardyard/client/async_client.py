@@ -19,7 +19,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
 from shardyard.client.transport import AsyncTransport, Flow, HttpCall, Items
-from shardyard.contract import fleet, quotas, responses
+from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
@@ -208,10 +208,30 @@ class AsyncClient(AsyncWebhookMethods):
     async def pools(self) -> list[fleet.PoolView]:
         return (await self.call(endpoints.list_pools())).pools
 
-    async def set_pool_policy(self, pool: str, *, box: str = "any", network: str = "none") -> fleet.PoolView:
+    async def set_pool_policy(
+        self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
+    ) -> fleet.PoolView:
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
-        (none or host). It counts for what starts from then on. Needs an admin token."""
-        return await self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+        (none or host), and whether jobs of a higher priority take the devices of others (`preempt`). It counts for what
+        starts from then on. Needs an admin token."""
+        return await self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
+
+    async def explain(self, job: str) -> scheduling.JobExplanation:
+        """Why a job stands where it stands, and when it may start."""
+        return await self.call(endpoints.explain_job(job))
+
+    async def shares(self) -> list[scheduling.ShareView]:
+        """The shares of all tenants that use the service, or have a weight of their own. Needs an admin token."""
+        return (await self.call(endpoints.list_shares())).shares
+
+    async def share(self, tenant: str) -> scheduling.ShareView:
+        """The weight of a tenant, and what it has used of each pool; of others than your own with an admin token."""
+        return await self.call(endpoints.get_share(tenant))
+
+    async def set_share(self, tenant: str, weight: float) -> scheduling.ShareView:
+        """Set the weight of a tenant: one of weight 2 may use twice as much before others of its priority go first.
+        Needs an admin token."""
+        return await self.call(endpoints.set_share(tenant, weight))
 
     async def quota(self) -> list[quotas.QuotaView]:
         """What your tenant and your token may use, and use."""
@@ -432,6 +452,16 @@ class AsyncJob(AwaitedJobHandle):
             JobFinished: it has ended, and was not cancelled.
         """
         self._known = await self._client.call(endpoints.cancel_job(self.id))
+        return self
+
+    async def suspend(self) -> Self:
+        """Take the job off the queue, or have it save and leave its devices; it keeps its place. Raises JobFinished."""
+        self._known = await self._client.call(endpoints.suspend_job(self.id))
+        return self
+
+    async def resume(self) -> Self:
+        """Put a suspended job back to its place in the queue. Raises JobFinished."""
+        self._known = await self._client.call(endpoints.resume_job(self.id))
         return self
 
     async def resubmit(self, *, key: str | None = None) -> "AsyncJob":

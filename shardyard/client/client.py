@@ -17,7 +17,7 @@ from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
 from shardyard.client.webhooks import WebhookMethods
-from shardyard.contract import fleet, quotas, responses
+from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
@@ -206,10 +206,30 @@ class Client(WebhookMethods):
     def pools(self) -> list[fleet.PoolView]:
         return self.call(endpoints.list_pools()).pools
 
-    def set_pool_policy(self, pool: str, *, box: str = "any", network: str = "none") -> fleet.PoolView:
+    def set_pool_policy(
+        self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
+    ) -> fleet.PoolView:
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
-        (none or host). It counts for what starts from then on. Needs an admin token."""
-        return self.call(endpoints.set_pool_policy(pool, box=box, network=network))
+        (none or host), and whether jobs of a higher priority take the devices of others (`preempt`). It counts for what
+        starts from then on. Needs an admin token."""
+        return self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
+
+    def explain(self, job: str) -> scheduling.JobExplanation:
+        """Why a job stands where it stands, and when it may start."""
+        return self.call(endpoints.explain_job(job))
+
+    def shares(self) -> list[scheduling.ShareView]:
+        """The shares of all tenants that use the service, or have a weight of their own. Needs an admin token."""
+        return self.call(endpoints.list_shares()).shares
+
+    def share(self, tenant: str) -> scheduling.ShareView:
+        """The weight of a tenant, and what it has used of each pool; of others than your own with an admin token."""
+        return self.call(endpoints.get_share(tenant))
+
+    def set_share(self, tenant: str, weight: float) -> scheduling.ShareView:
+        """Set the weight of a tenant: one of weight 2 may use twice as much before others of its priority go first.
+        Needs an admin token."""
+        return self.call(endpoints.set_share(tenant, weight))
 
     def quota(self) -> list[quotas.QuotaView]:
         """What your tenant and your token may use, and use."""
@@ -427,6 +447,16 @@ class Job(BlockingJobHandle):
             JobFinished: it has ended, and was not cancelled.
         """
         self._known = self._client.call(endpoints.cancel_job(self.id))
+        return self
+
+    def suspend(self) -> Self:
+        """Take the job off the queue, or have it save and leave its devices; it keeps its place. Raises JobFinished."""
+        self._known = self._client.call(endpoints.suspend_job(self.id))
+        return self
+
+    def resume(self) -> Self:
+        """Put a suspended job back to its place in the queue. Raises JobFinished."""
+        self._known = self._client.call(endpoints.resume_job(self.id))
         return self
 
     def resubmit(self, *, key: str | None = None) -> "Job":

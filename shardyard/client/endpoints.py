@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client.transport import READ_SECONDS, HttpCall
-from shardyard.contract import audit, fleet, quotas, responses, webhooks
+from shardyard.contract import audit, fleet, quotas, responses, scheduling, webhooks
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -105,6 +105,14 @@ def resubmit_job(job: str, key: str | None = None) -> HttpCall[responses.JobStat
 
 def cancel_job(job: str) -> HttpCall[responses.JobStatus]:
     return HttpCall(method="POST", path=_build_path("jobs", job, "cancel"), kind=responses.JobStatus, repeat=True)
+
+
+def suspend_job(job: str) -> HttpCall[responses.JobStatus]:
+    return HttpCall(method="POST", path=_build_path("jobs", job, "suspend"), kind=responses.JobStatus, repeat=True)
+
+
+def resume_job(job: str) -> HttpCall[responses.JobStatus]:
+    return HttpCall(method="POST", path=_build_path("jobs", job, "resume"), kind=responses.JobStatus, repeat=True)
 
 
 def cancel_many(**chosen: Any) -> HttpCall[responses.CancelledJobs]:
@@ -263,8 +271,12 @@ def list_pools() -> HttpCall[fleet.PoolList]:
     return _get_request("/v1/pools", fleet.PoolList)
 
 
-def set_pool_policy(pool: str, *, box: str = "any", network: str = "none") -> HttpCall[fleet.PoolView]:
-    body = json.dumps({"box": box, "network": network}).encode()
+def set_pool_policy(
+    pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
+) -> HttpCall[fleet.PoolView]:
+    """`preempt` is left out where it is None: a service of an earlier version does not know it."""
+    wanted = {"box": box, "network": network} | ({} if preempt is None else {"preempt": preempt})
+    body = json.dumps(wanted).encode()
     path = _build_path("pools", pool)
     return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
 
@@ -298,6 +310,23 @@ def remove_quota(tenant: str, token: str | None = None) -> HttpCall[None]:
         params={"token": token} if token else {},
         repeat=True,
     )
+
+
+def explain_job(job: str) -> HttpCall[scheduling.JobExplanation]:
+    return _get_request(_build_path("jobs", job, "explain"), scheduling.JobExplanation)
+
+
+def list_shares() -> HttpCall[scheduling.ShareList]:
+    return _get_request("/v1/shares", scheduling.ShareList)
+
+
+def get_share(tenant: str) -> HttpCall[scheduling.ShareView]:
+    return _get_request(_build_path("shares", tenant), scheduling.ShareView)
+
+
+def set_share(tenant: str, weight: float) -> HttpCall[scheduling.ShareView]:
+    path, body = _build_path("shares", tenant), json.dumps({"weight": weight}).encode()
+    return HttpCall(method="PUT", path=path, kind=scheduling.ShareView, content=body, headers=_JSON, repeat=True)
 
 
 def list_nodes() -> HttpCall[fleet.NodeList]:

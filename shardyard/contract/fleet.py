@@ -141,6 +141,7 @@ class PoolView(Answer, frozen=True, kw_only=True):
     queued: int = 0
     box: str = "any"
     network: str = "none"
+    preempt: bool = False  # jobs of a higher priority take the devices of others
     boxes: dict[str, int] = msgspec.field(default_factory=dict)
     unboxed: int = 0  # live nodes that lack the box which the pool demands
     low_disk: int = 0  # live nodes that take no work because a disk has too little room

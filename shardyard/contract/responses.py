@@ -134,6 +134,9 @@ class JobStatus(JobSummary, frozen=True, kw_only=True):
     retries: int = 0
     max_retries: int = 0
     losses: int = 0
+    start_after: datetime | None = None  # it does not start before
+    preemptions: int = 0  # how often a job of a higher priority took its devices
+    suspended: bool = False  # a user has suspended it: it is in no queue, or leaves its devices
     retry_at: datetime | None = None  # while it is backing off: when it may start again
     checkpoint: CheckpointView | None = None
     parent_id: str | None = None

@@ -81,7 +81,7 @@ def violations(evidence: Evidence) -> list[str]:
     scene = _Scene(
         evidence, keys, past, jobs, {ref: it for ref, it in attempts if _job_of(ref) not in evidence.earlier}
     )
-    found = [f"store: {words}" for words in broken_keys(evidence.client)]
+    found = [f"store: {words}" for words in broken_keys(evidence.client, one_version=False)]
     return found + [f"{name}: {words}" for name, rule in RULES.items() for words in rule(scene)]
 
 

@@ -805,3 +805,29 @@ def test_top_asks_for_what_was_chosen(service: Stub, capsys: pytest.CaptureFixtu
     assert run("top", "--state", "queued", "--label", "team=vision") == 0
     asked = [request.path for request in service.seen if request.path.startswith("/v1/jobs")]
     assert asked == ["/v1/jobs?state=queued&limit=200&label=team%3Dvision"]
+
+
+def test_a_job_is_explained_in_sentences_that_a_terminal_does_not_obey(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = ["queued: needs 1 in pool default", "before it: 1 job of yours\x1b[2J"]
+    reason = {"code": "waiting_for_devices", "message": ""}
+    service.on("GET", "/v1/jobs/j/explain", (200, {"id": "j", "state": "queued", "reason": reason, "summary": summary}))
+    assert run("explain", "j") == 0
+    assert capsys.readouterr().out.splitlines() == [summary[0], "before it: 1 job of yours\\x1b[2J"]
+
+
+def test_shares_are_shown_with_what_is_due_and_a_weight_is_set_for_a_named_tenant(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = {"pool": "a100", "device_seconds": 7200.0, "devices": 3, "used_part": 0.75, "due_part": 0.5}
+    share = {"tenant": "acme", "weight": 1.0, "pools": [pool]}
+    service.on("GET", "/v1/shares", (200, {"shares": [share]}))
+    service.on("PUT", "/v1/shares/acme", (200, share | {"weight": 2.0}))
+    assert run("share") == 0
+    assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == "acme 1 a100 3 2 h 00 min 75 % 50 %"
+    assert run("share", "acme", "--weight", "2") == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["acme", "2"]
+    assert run("share", "--weight", "2") == 2
+    assert "shardyard share TENANT" in capsys.readouterr().err
+    assert json.loads(service.seen[-1].body) == {"weight": 2.0}

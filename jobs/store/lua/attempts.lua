@@ -1,8 +1,13 @@
 -- Attempts: what their supervisors should do, and what becomes of a job when one ends.
 
+-- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
+local command_for, holds_newest, checkpoint_json, STOP_REASONS, ask_to_leave, MAX_MESSAGE_BYTES, settle_attempt,
+  cancel_job
+do
+
 -- What the supervisor of a part should do now: 'go' | 'profile' | 'cancel' | 'stop' | 'lost', where it is not the
 -- claimant's any more. The leader alone is told more than whether it is lost; the others are told by the leader.
-local function command_for(ref, number, claimant, part)
+function command_for(ref, number, claimant, part)
   part = tonumber(part)
   local key = attempt_key(ref, number)
   if part > 0 then
@@ -38,13 +43,13 @@ local function leave_parts(ref, number)
 end
 
 -- Whether a claimant has an attempt, and that is the newest one of its job.
-local function holds_newest(ref, number, claimant)
+function holds_newest(ref, number, claimant)
   local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant')
   return attempt[1] == 'claimed' and attempt[2] == claimant and read_field(job_key(ref), 'attempt') == number
 end
 
 -- What a job says of its newest checkpoint. By hand: cjson would round the time.
-local function checkpoint_json(step, epoch, attempt, sha256)
+function checkpoint_json(step, epoch, attempt, sha256)
   return string.format('{"step":%s,"epoch":%s,"attempt":%s,"sha256":"%s","at":%s}', step, epoch, attempt, sha256, int(now_us()))
 end
 
@@ -60,10 +65,28 @@ local REQUEUE_MESSAGES = {
   service_stopped = 'the service was stopped; the job starts again with it',
   drained = 'its node is being drained; the job continues on another one',
   storage_low = 'the disk has less free space than the service keeps for itself; the job goes on when there is room',
+  preempted = 'a job of a higher priority took its devices; the job goes on when others are free',
 }
 
+-- What a supervisor does not know of its stop, that the store knows, with the message of the attempt that ends; '' where the
+-- message has more to say.
+STOP_REASONS = {
+  drained = '',
+  storage_low = '',
+  suspended = 'the job was suspended',
+  preempted = 'a job of a higher priority took its devices',
+}
+
+-- Asks an attempt that a supervisor has to save and to leave its devices, for a reason of STOP_REASONS. `requeue` is a
+-- reason that earlier versions know as well.
+function ask_to_leave(ref, number, reason)
+  redis.call('HSET', attempt_key(ref, number), 'requeue', 'service_stopped', 'requeue_as', reason)
+  notify_supervisors(read_field(attempt_key(ref, number), 'node'))
+end
+
 -- Bytes of what a job keeps of its end. Supervisors cut it to less: it comes from the program.
-local MAX_MESSAGE_BYTES, MAX_JSON_BYTES = 16 * 1024, 320 * 1024
+MAX_MESSAGE_BYTES = 16 * 1024
+local MAX_JSON_BYTES = 320 * 1024
 
 -- The message, the error and the result of an end, of bounded size. An error that is too large keeps its message only.
 local function bound_end(message, failed, result)
@@ -76,13 +99,16 @@ end
 
 -- Ends an attempt and decides what becomes of its job; `cause` is a key of CAUSES. Where a part was not claimed, or did not
 -- join the others, `node` is the one of that part.
-local function settle_attempt(ref, number, reason, message, cause, failed, result, backoff_us, max_losses, node)
+function settle_attempt(ref, number, reason, message, cause, failed, result, backoff_us, max_losses, node)
   if not CAUSES[cause] then error(redis.error_reply('UNKNOWNCAUSE ' .. cause)) end
   message, failed, result = bound_end(message, failed, result)
   local key, attempt = job_key(ref), attempt_key(ref, number)
   local now = now_us()
-  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed')
+  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed',
+    'pool', 'devices', 'nodes')
   redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
+  redis.call('ZREM', placed_key(job[7]), ref .. '/' .. number)
+  stop_charging(job[7], (split_job_ref(ref)), job[8] * (job[9] or 1))
   leave_parts(ref, number)
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))
   redis.call('HDEL', attempt, 'link')  -- it has a secret
@@ -105,8 +131,8 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   if made_progress(ref, number) then losses = 0 end
   redis.call('HSET', key, 'losses', losses, 'unclaimed', cause == 'unclaimed' and unclaimed + 1 or 0)
   if cause == 'stop' then
-    move(ref, 'queued', reason, REQUEUE_MESSAGES[reason], UNPLACED)
-    return enqueue(ref)
+    local asked = REQUEUE_MESSAGES[reason]  -- else it was suspended, and resumed before it had left
+    return queue_job(ref, asked and reason or 'waiting_for_devices', asked or '', UNPLACED)
   end
   local ended = 'attempt ' .. number .. ' ended: ' .. reason .. ' (' .. message .. '); '
   if cause == 'unclaimed' then
@@ -133,7 +159,7 @@ end
 
 -- f: a user cancels. Queued, or leased and not claimed: cancelled at once. Otherwise the supervisor is notified.
 -- Returns 'cancelled' | 'cancelling' | 'again' (it was cancelling already) | 'finished' | 'missing'
-local function cancel_job(ref)
+function cancel_job(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
   if not job[1] then return 'missing' end
   if job[1] == 'cancelled' then return 'cancelled' end  -- by a cancel whose reply was lost, perhaps
@@ -155,4 +181,6 @@ local function cancel_job(ref)
   move(ref, job[1], reason, 'cancel was asked for; the ranks are being ended')
   notify_supervisors(attempt[2])
   return 'cancelling'
+end
+
 end

@@ -1,6 +1,10 @@
 -- The history of devices: what each attempt has left about its devices, and what became of them. A device has a name in
 -- the whole fleet, so that its history follows it to another node or another index there.
 
+-- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
+local record_attempt, record_quarantine, name_devices
+do
+
 local MAX_HISTORY_LINES = 100
 local HISTORY_SECONDS = 366 * 86400  -- after the last line
 -- A device is suspected that was slow in so many of its last attempts beside peers, if these were not always the same.
@@ -42,7 +46,7 @@ end
 
 -- Adds a line for each device of an attempt that ends. `measured` is JSON or '': by index, what the attempt's supervisor
 -- knows about a device. `fault` is that of the node, or ''.
-local function record_attempt(ref, number, reason, fault, measured)
+function record_attempt(ref, number, reason, fault, measured)
   local devices, gang, leased = {}, {}, 0
   for i, node in ipairs(nodes_of_attempt(ref, number)) do
     local indexes = {}
@@ -76,7 +80,7 @@ local function record_attempt(ref, number, reason, fault, measured)
 end
 
 -- Adds a line about the quarantine of a device: 'quarantined' or 'released', by the 'operator' or the 'sweep'.
-local function record_quarantine(node, index, event, by, reason)
+function record_quarantine(node, index, event, by, reason)
   post_node_event('device.' .. event, node, index, reason or '')
   local device = redis.call('HGET', device_names_key(node), index)
   if not device then return end
@@ -85,7 +89,7 @@ local function record_quarantine(node, index, event, by, reason)
 end
 
 -- Takes the names of a node's devices, which may be others than before. An index without a name has no device.
-local function name_devices(node, names)
+function name_devices(node, names)
   local known = {}
   local before = redis.call('HGETALL', device_names_key(node))
   for i = 1, #before, 2 do known[before[i]] = before[i + 1] end
@@ -97,4 +101,6 @@ local function name_devices(node, names)
     known[index] = nil
   end
   for index in pairs(known) do redis.call('HDEL', suspects_key(node), index) end
+end
+
 end

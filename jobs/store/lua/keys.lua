@@ -20,8 +20,14 @@ local SEQUENCE_KEY = 'sy:seq'       -- counter that gives jobs their order of ar
 local function queue_key(pool, class) return 'sy:queue:' .. pool .. ':' .. class end
 local function queue_classes_key(pool) return 'sy:queue:' .. pool end
 local function gang_classes_key(pool) return 'sy:gangs:' .. pool end
+local function tenant_queue_key(pool, class, tenant) return 'sy:waiting:' .. pool .. ':' .. class .. ':' .. tenant end
+local function turns_key(pool, class) return 'sy:turns:' .. pool .. ':' .. class end
+local function pool_use_key(pool) return 'sy:use:' .. pool end
+local function placed_key(pool) return 'sy:placed:' .. pool end
+local WEIGHTS_KEY = 'sy:weights'  -- weights of tenants that the operator has set; the others have 1
 local function hold_key(pool) return 'sy:hold:' .. pool end
 local BACKOFF_KEY = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+local TIMED_KEY = 'sy:timed'      -- refs of queued jobs that have a time before which they do not start, by that
 local LEASES_KEY = 'sy:leases'    -- refs of attempts that hold a lease
 local OUTBOX_KEY = 'sy:outbox'    -- '<node> <attempt ref>' of attempts that are not claimed, by when the hint is due
 local LEADER_KEY = 'sy:leader'    -- the process that reaps

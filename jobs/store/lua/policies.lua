@@ -1,4 +1,5 @@
--- Policies of pools: the box that a node must have to take work, and the network that jobs get. jobs/model/pool_policy.py
+-- Policies of pools: the box that a node must have to take work, the network that jobs get, and whether jobs of a higher
+-- priority take the devices of others (`preempt`). jobs/model/pool_policy.py
 -- has the same levels. What a later version demands is more than any box of this one.
 
 local BOX_LEVELS = {none = 0, user = 1, full = 2}

@@ -1,33 +1,29 @@
--- Queues of the pools: one for each class of jobs that want as many devices of as many nodes. Classes of gangs, which want
--- several nodes, are in a set of their own: earlier versions of the service do not know them.
-
--- The class of a job, and the set that lists it. `nodes` is false or '1' for a job of one node.
-local function class_of(pool, devices, nodes)
-  if not nodes or tonumber(nodes) == 1 then return devices, queue_classes_key(pool) end
-  return devices .. 'x' .. nodes, gang_classes_key(pool)
-end
-
--- Devices that a class wants of each node, and how many nodes.
-local function read_class(class)
-  local devices, nodes = string.match(class, '^(%d+)x?(%d*)$')
-  return tonumber(devices), tonumber(nodes) or 1
-end
-
-local function list_classes(pool)
-  local classes = redis.call('SMEMBERS', queue_classes_key(pool))
-  for _, class in ipairs(redis.call('SMEMBERS', gang_classes_key(pool))) do classes[#classes + 1] = class end
-  return classes
-end
+-- Queues of the pools. Those of a class have all its jobs, as earlier versions of the service know them; beside them, each
+-- tenant has one of its own in a class (`shares.lua`), from which the job is taken whose turn it is.
 
 local function enqueue(ref)
   local pool, devices, score, nodes = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score', 'nodes'))
   local class, classes = class_of(pool, devices, nodes)
   redis.call('ZADD', queue_key(pool, class), score, ref)
   redis.call('SADD', classes, class)
+  queue_for_tenant(pool, class, ref, score)
   -- While no node has room, only what frees devices can make a dispatch worth its while, and that wakes by itself.
   local last = tonumber(nodes or 1) - 1
   local room = redis.call('ZREVRANGE', free_nodes_key(pool), last, last, 'WITHSCORES')
   if tonumber(room[2] or 0) >= tonumber(devices) then wake_scheduler() end
+end
+
+-- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended or its time has
+-- not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
+local function queue_job(ref, reason, message, extra)
+  local suspended, start_after = unpack(redis.call('HMGET', job_key(ref), 'suspended', 'start_after'))
+  if suspended == '1' then return move(ref, 'queued', 'suspended', '', extra) end
+  if start_after and tonumber(start_after) > now_us() then
+    move(ref, 'queued', 'waiting_for_time', '', extra)
+    return redis.call('ZADD', TIMED_KEY, start_after, ref)
+  end
+  move(ref, 'queued', reason, message, extra)
+  enqueue(ref)
 end
 
 local function dequeue(ref)
@@ -36,6 +32,8 @@ local function dequeue(ref)
   local key = queue_key(fields[1], class)
   redis.call('ZREM', key, ref)
   redis.call('ZREM', BACKOFF_KEY, ref)
+  redis.call('ZREM', TIMED_KEY, ref)
+  redis.call('ZREM', tenant_queue_key(fields[1], class, (split_job_ref(ref))), ref)
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
   local hold = hold_key(fields[1])
   if read_field(hold, 'ref') == ref then redis.call('DEL', hold) end
@@ -47,7 +45,7 @@ local MAX_DOUBLINGS = 8  -- so that jitter is left of the longest waits
 -- What a job that waits does not have any more of its last attempt.
 local UNPLACED = {'started', '', 'first_step', '', 'node', '', 'leased', '', 'followers', ''}
 
--- A job waits before it may start again; `before` is how often it did so before, for the same cause.
+-- A job waits before it may start again, also one that is suspended meanwhile; `before` is how often it did so before, for the same cause.
 local function back_off(ref, cause, before, backoff_us, message)
   local wait = math.min(backoff_us * CAUSES[cause].growth ^ math.min(before, MAX_DOUBLINGS), MAX_BACKOFF_US)
   local due = int(now_us() + wait)

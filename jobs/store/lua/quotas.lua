@@ -1,11 +1,15 @@
 -- Quotas at work: what refuses a submit, and what keeps a job from starting. A job whose account uses all that it may use
 -- is parked: it is out of its queue, so that it holds up nobody, until its account has room again.
 
+-- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
+local refuse_submit, unpark, put_back_all, release_parked
+do
+
 local MAX_PARKED = 200  -- that one dispatch parks, and looks at of one account
 local BEHIND_ALL = '+inf'  -- the place of a job that its account's quota can never start
 
 -- {'over_quota', account, limit, used, allowed, 'never' or ''} of a submit that breaks a quota; nothing where none does.
-local function refuse_submit(tenant, token, devices, spec_bytes)
+function refuse_submit(tenant, token, devices, spec_bytes)
   for _, each in ipairs(quotas_of(tenant, token)) do
     local account, quota = unpack(each)
     local usage = read_usage(account)
@@ -51,7 +55,7 @@ local function park(ref, account, score, why)
 end
 
 -- Takes a job out of those that are parked, if it is one.
-local function unpark(ref)
+function unpark(ref)
   local account = read_field(job_key(ref), 'parked')
   if account == '' then return end
   redis.call('HDEL', job_key(ref), 'parked')
@@ -61,12 +65,11 @@ end
 
 local function put_back(ref)
   unpark(ref)
-  move(ref, 'queued', 'waiting_for_devices', '')
-  enqueue(ref)
+  queue_job(ref, 'waiting_for_devices', '')
 end
 
 -- All jobs that are parked for an account, into their queues: its quota has changed, and dispatch looks at them again.
-local function put_back_all(account)
+function put_back_all(account)
   for _, ref in ipairs(redis.call('ZRANGE', parked_key(account), 0, -1)) do put_back(ref) end
 end
 
@@ -95,7 +98,7 @@ end
 
 -- For a dispatch: puts back what may start again. Returns the function that says of the first job of a class whether its
 -- accounts let it start: 'go' | 'parked' | 'later' (it parked enough for one call).
-local function release_parked(max_jobs)
+function release_parked(max_jobs)
   if redis.call('EXISTS', QUOTAS_KEY) == 0 then return function() return 'go' end end
   local waiting, released, parked = {}, {}, 0
   for _, account in ipairs(redis.call('SMEMBERS', PARKED_KEY)) do
@@ -120,4 +123,6 @@ local function release_parked(max_jobs)
     end
     return 'go'
   end
+end
+
 end

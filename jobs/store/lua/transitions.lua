@@ -54,7 +54,7 @@ local function move(ref, state, reason, message, extra)
   count_move(ref, before, state, is_terminal(state))
   if before ~= state then post_job_event(ref, before) end
   if is_terminal(state) then
-    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid')  -- of the queue only
+    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended')  -- of the queue only
     redis.call('ZADD', FINISHED_KEY, int(now_us()), ref)
   end
 end

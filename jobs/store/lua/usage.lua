@@ -3,16 +3,22 @@
 -- The counters are those of `usage_key`: jobs that have not ended, those of them that run, the devices of these, bytes of
 -- stored specs; and device-milliseconds by the part of the window in which they were used, 's:<its start>'.
 
-local WINDOW_PARTS, DEFAULT_WINDOW_HOURS = 24, 24
+-- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
+local DEFAULT_WINDOW_HOURS, read_quota, quotas_of, settle_time, spent_time, now_ms, count_move, count_forgotten,
+  recount_usage, read_usage, bundle_limit
+do
+
+local WINDOW_PARTS = 24
+DEFAULT_WINDOW_HOURS = 24
 local RUNS = {starting = true, running = true}
 
-local function read_quota(account)
+function read_quota(account)
   local found = redis.call('HGET', QUOTAS_KEY, account)
   return found and cjson.decode(found)
 end
 
 -- The accounts of a job that have quotas: {account, quota}...
-local function quotas_of(tenant, token)
+function quotas_of(tenant, token)
   local accounts, found = {tenant, tenant .. '/' .. (token or '')}, {}
   for i, quota in ipairs(redis.call('HMGET', QUOTAS_KEY, unpack(accounts))) do
     if quota then found[#found + 1] = {accounts[i], cjson.decode(quota)} end
@@ -24,7 +30,7 @@ local function window_ms(quota) return (quota.window_hours or DEFAULT_WINDOW_HOU
 
 -- Notes the device-time of an account up to now, before the number of its devices changes. A clock that was set back
 -- charges nothing.
-local function settle_time(account, quota, now_ms)
+function settle_time(account, quota, now_ms)
   local key = usage_key(account)
   local devices, from = unpack(redis.call('HMGET', key, 'devices', 'at'))
   redis.call('HSET', key, 'at', int(now_ms))
@@ -46,7 +52,7 @@ end
 
 -- Device-milliseconds of an account within its window, up to now; and when that is below the limit again if nothing more
 -- is used, 0 where it is now. A part of the window counts until all of it is over.
-local function spent_time(account, quota, now_ms)
+function spent_time(account, quota, now_ms)
   local usage, parts = redis.call('HGETALL', usage_key(account)), {}
   local window = window_ms(quota)
   local part, total, devices, from = window / WINDOW_PARTS, 0, 0, now_ms
@@ -70,10 +76,10 @@ local function spent_time(account, quota, now_ms)
   return total, free_at
 end
 
-local function now_ms() return math.floor(now_us() / 1000) end
+function now_ms() return math.floor(now_us() / 1000) end
 
 -- A job moves, or (`before` is '') is new: `move` calls this with every change of its state.
-local function count_move(ref, before, state, ended)
+function count_move(ref, before, state, ended)
   if before == state or redis.call('EXISTS', QUOTAS_KEY) == 0 then return end
   local job = redis.call('HMGET', job_key(ref), 'token', 'devices', 'nodes')
   local running = (RUNS[state] and 1 or 0) - (RUNS[before] and 1 or 0)
@@ -92,7 +98,7 @@ local function count_move(ref, before, state, ended)
 end
 
 -- A finished job is about to be taken out of every key.
-local function count_forgotten(ref)
+function count_forgotten(ref)
   if redis.call('EXISTS', QUOTAS_KEY) == 0 then return end
   for _, each in ipairs(quotas_of(split_job_ref(ref), redis.call('HGET', job_key(ref), 'token'))) do
     redis.call('HINCRBY', usage_key(each[1]), 'spec_bytes', -redis.call('STRLEN', spec_key(ref)))
@@ -101,7 +107,7 @@ end
 
 -- Counts what an account uses anew, from its jobs: when it gets a quota, and after versions of the service ran that count
 -- nothing. Its device-time stays.
-local function recount_usage(account, quota)
+function recount_usage(account, quota)
   local tenant, token = string.match(account, '^([^/]+)/?(.*)$')
   local counted = {jobs = 0, running = 0, devices = 0, spec_bytes = 0}
   for _, id in ipairs(redis.call('ZRANGE', jobs_key(tenant), 0, -1)) do
@@ -120,11 +126,13 @@ local function recount_usage(account, quota)
 end
 
 -- What the counters of an account say.
-local function read_usage(account)
+function read_usage(account)
   local found = redis.call('HMGET', usage_key(account), 'jobs', 'running', 'devices', 'spec_bytes')
   return {jobs = tonumber(found[1] or 0), running = tonumber(found[2] or 0), devices = tonumber(found[3] or 0),
     spec_bytes = tonumber(found[4] or 0)}
 end
 
 -- How many bytes the bundles of a tenant may have.
-local function bundle_limit(tenant) return (read_quota(tenant) or {}).bundle_bytes or math.huge end
+function bundle_limit(tenant) return (read_quota(tenant) or {}).bundle_bytes or math.huge end
+
+end

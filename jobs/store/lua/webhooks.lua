@@ -4,17 +4,24 @@
 -- A delivery is one event for one webhook. Deliveries of one webhook about one subject (a job, a node) are a lane: the
 -- next one is sent when the one before it has arrived or was given up. Ids of deliveries sort by their order.
 
+-- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
+local DELIVERY_PARTS, DELIVERY_BYTES, MAX_DONE, MAX_DEAD, MAX_EVENT_MESSAGE_BYTES, follow_nodes, drop_delivery,
+  refresh_webhook, enqueue_delivery, post_delivery, post_event, post_job_event, post_node_event
+do
+
 -- What is kept of the deliveries of a webhook, by their ids: what happened, as JSON that never changes; how far each is,
 -- as JSON; all ids; those that have arrived, and those that were given up (dead letters); '<subject> <id>' of those that
 -- wait; and the subjects of these by when they are due.
-local DELIVERY_PARTS = {'events', 'states', 'all', 'done', 'dead', 'queue', 'due'}
+DELIVERY_PARTS = {'events', 'states', 'all', 'done', 'dead', 'queue', 'due'}
 
 -- What a tenant may have in all its deliveries: the texts of their events, and for each what is kept beside.
-local MAX_OUTBOX_BYTES, DELIVERY_BYTES = 8 * 1024 * 1024, 512
+local MAX_OUTBOX_BYTES = 8 * 1024 * 1024
+DELIVERY_BYTES = 512
 -- Deliveries of a webhook that are kept when they have arrived, and when they were given up.
-local MAX_DONE, MAX_DEAD = 50, 1000
+MAX_DONE = 50
+MAX_DEAD = 1000
 -- Of a job's message in an event.
-local MAX_EVENT_MESSAGE_BYTES = 1024
+MAX_EVENT_MESSAGE_BYTES = 1024
 
 -- Whether a webhook wants events of a kind; `wanted` are its kinds between spaces: '*', 'job.*', 'job.failed'.
 local function wants_event(wanted, kind)
@@ -23,7 +30,7 @@ local function wants_event(wanted, kind)
 end
 
 -- Notes whether a webhook wants events about nodes, which are no tenant's.
-local function follow_nodes(webhook, wanted)
+function follow_nodes(webhook, wanted)
   local follows = string.find(wanted, ' * ', 1, true) or string.find(wanted, ' node.', 1, true)
     or string.find(wanted, ' device.', 1, true)
   redis.call(follows and 'SADD' or 'SREM', FLEET_WEBHOOKS_KEY, webhook)
@@ -39,7 +46,7 @@ local function find_webhooks(tenant, kind)
 end
 
 -- Takes a delivery out of everything. It waits for nothing: it has arrived, or was given up.
-local function drop_delivery(tenant, webhook, id)
+function drop_delivery(tenant, webhook, id)
   local event = redis.call('HGET', delivery_key('events', webhook), id)
   redis.call('HDEL', delivery_key('events', webhook), id)
   redis.call('HDEL', delivery_key('states', webhook), id)
@@ -67,7 +74,7 @@ local function make_room(tenant, bytes)
 end
 
 -- When the next delivery of a webhook is due, or when its pause is over. One that is not active sends nothing.
-local function refresh_webhook(webhook)
+function refresh_webhook(webhook)
   local fields = redis.call('HMGET', webhook_key(webhook), 'active', 'paused_until')
   local first = redis.call('ZRANGE', delivery_key('due', webhook), 0, 0, 'WITHSCORES')
   if fields[1] == '1' and first[2] then
@@ -78,7 +85,7 @@ local function refresh_webhook(webhook)
 end
 
 -- Puts a delivery into its lane, where its id says.
-local function enqueue_delivery(webhook, subject, id, now)
+function enqueue_delivery(webhook, subject, id, now)
   redis.call('HSET', delivery_key('states', webhook), id,
     cjson.encode({state = 'waiting', tries = 0, since_ms = math.floor(now / 1000)}))
   redis.call('ZADD', delivery_key('queue', webhook), 0, subject .. ' ' .. id)
@@ -89,7 +96,7 @@ end
 
 -- Writes a delivery down; returns its id, or nothing where the tenant has no room: the webhook's next event says then
 -- how many are missing before it.
-local function post_delivery(tenant, webhook_id, kind, subject, data)
+function post_delivery(tenant, webhook_id, kind, subject, data)
   local webhook, now = tenant .. '/' .. webhook_id, now_us()
   local missed = redis.call('HGET', webhook_key(webhook), 'missed') or '0'
   local event = '{"kind":"' .. kind .. '","subject":"' .. subject .. '","at":' .. int(now) .. ',"missed":' .. missed
@@ -112,12 +119,12 @@ end
 
 -- Posts an event to a tenant's webhooks that want it. `subject` orders it among others about the same thing; `data` is
 -- JSON of bounded size. Kinds are those of shardyard/contract/webhooks.py, `quota.reached` among them.
-local function post_event(tenant, kind, subject, data)
+function post_event(tenant, kind, subject, data)
   for _, id in ipairs(find_webhooks(tenant, kind)) do post_delivery(tenant, id, kind, subject, data) end
 end
 
 -- A job has changed its state. Its fields are the new ones already.
-local function post_job_event(ref, before)
+function post_job_event(ref, before)
   local tenant, id = split_job_ref(ref)
   if redis.call('EXISTS', webhooks_key(tenant)) == 0 then return end
   local job = redis.call('HMGET', job_key(ref),
@@ -134,7 +141,7 @@ local function post_job_event(ref, before)
 end
 
 -- Something has happened to a node, or (`device` is its index, else '') to one of its devices: everybody may see nodes.
-local function post_node_event(kind, node, device, reason)
+function post_node_event(kind, node, device, reason)
   local tenants = {}
   for _, webhook in ipairs(redis.call('SMEMBERS', FLEET_WEBHOOKS_KEY)) do
     tenants[string.match(webhook, '^[^/]+')] = true
@@ -144,4 +151,6 @@ local function post_node_event(kind, node, device, reason)
     cjson.encode(read_field(node_key(node), 'pool')), device ~= '' and device or 'null',
     cjson.encode(cut_text(reason, MAX_EVENT_MESSAGE_BYTES)))
   for tenant in pairs(tenants) do post_event(tenant, kind, 'node:' .. node, data) end
+end
+
 end

@@ -52,6 +52,14 @@ def set_command(
         PoolNetwork | None,
         typer.Option(help="What jobs get in a box: none (a loopback of their own) or host (the node's network)."),
     ] = None,
+    preempt: Annotated[
+        bool | None,
+        typer.Option(
+            "--preempt/--no-preempt",
+            help="Whether jobs of a higher priority take the devices of others, which save and wait.",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -63,9 +71,11 @@ def set_command(
     shardyard pool set default --box full
 
     shardyard pool set downloads --network host
+
+    shardyard pool set a100 --preempt
     """
-    if box is None and network is None:
-        raise InvalidRequest("say what to set: --box any, user or full; --network none or host")
+    if box is None and network is None and preempt is None:
+        raise InvalidRequest("say what to set: --box any, user or full; --network none or host; --preempt")
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:
@@ -74,6 +84,7 @@ def set_command(
             pool,
             box=box or (before.box if before is not None else BoxDemand.ANY),
             network=network or (before.network if before is not None else PoolNetwork.NONE),
+            preempt=((before is not None and before.preempt) or None) if preempt is None else preempt,
         )
         if as_json:
             return print_json(client.json(call))
@@ -88,6 +99,8 @@ def policy_lines(pool: "PoolView") -> Iterator[str]:
     demand = {"any": "takes nodes with any box, or none", "user": "takes nodes with a box"}
     words = demand.get(pool.box, f"takes nodes with a {pool.box} box")
     yield f"{pool.name} {words}; {NETWORKS.get(pool.network, pool.network)}"
+    if pool.preempt:
+        yield f"jobs of {pool.name} give their devices to those of a higher priority"
     if not pool.nodes:
         yield f"no node serves {pool.name} now; this counts for those that join it"
     yield from unboxed_lines([pool])

@@ -24,8 +24,8 @@ FILLED = {
     "{name}": "index.js",
     "{node}": "host-a",
     "{pool}": "default",
+    "{tenant}": "default",
     "{device}": "0",
-    "{tenant}": "acme",
     "{path:path}": "report.json",
     "{bundle}": "sha256:" + "0" * 64,
 }
@@ -106,7 +106,7 @@ async def test_only_an_administrator_handles_tokens_and_drains_nodes(api: Api) -
     submitter = api.token(Scope.SUBMIT)
     for method, path in every_route(api):
         if path.startswith(("/v1/tokens", "/v1/quotas/")) or path.endswith(
-            ("/drain", "/quarantine", "/v1/pools/default")
+            ("/drain", "/quarantine", "/v1/pools/default", "/v1/shares")
         ):
             assert (await api.client.request(method, path, headers=submitter)).status_code == 403
     (node,) = (await api.get("/v1/nodes"))["nodes"]

@@ -20,10 +20,10 @@ from tests.support.job_records import JOB, a_spec_body
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
-async def until_state(api: Api, job: str, state: str) -> Any:
+async def until_state(api: Api, job: str, state: str, headers: dict[str, str] | None = None) -> Any:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        status = await api.get(f"/v1/jobs/{job}")
+        status = await api.get(f"/v1/jobs/{job}", headers=headers)
         if status["state"] == state:
             return status
         await asyncio.sleep(0.01)

@@ -65,7 +65,8 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/nodes/{node}/devices/{device}/quarantine",
         )
     }
-    put = {("put", path) for path in ("/v1/pools/{pool}", "/v1/secrets/{secret}", "/v1/quotas/{tenant}")}
+    named = ("/v1/pools/{pool}", "/v1/secrets/{secret}", "/v1/quotas/{tenant}", "/v1/shares/{tenant}")
+    put = {("put", path) for path in named}
     assert takes_a_body == {UPLOAD} | posted | put | {("patch", "/v1/webhooks/{webhook}")}
 
 
@@ -95,6 +96,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.SECRETS,
         examples.WEBHOOKS,
         examples.WEBHOOK_CHANGES,
+        examples.SHARES,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
 

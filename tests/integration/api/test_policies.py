@@ -50,6 +50,20 @@ async def test_a_pool_that_demands_a_box_starts_jobs_on_nodes_that_have_it_only(
     assert shown["network"] == "none"
 
 
+async def test_pre_emption_is_a_part_of_the_policy_that_is_off_by_default(api: Api) -> None:
+    api.node(devices=1)
+    assert (await api.get("/v1/pools"))["pools"][0]["preempt"] is False
+    assert (await api.client.put("/v1/pools/default", json={"preempt": True})).json()["preempt"] is True
+    low = await api.submit()
+    await until_state(api, low, "starting")
+    urgent = await api.submit(priority=5)
+    await until_state(api, urgent, "starting")
+    status = await api.get(f"/v1/jobs/{low}")
+    assert (status["state"], status["reason"]["code"], status["preemptions"]) == ("queued", "preempted", 1)
+    assert status["reason"]["message"].startswith("a job of a higher priority took its devices")
+    assert (await api.client.put("/v1/pools/default", json={})).json()["preempt"] is False
+
+
 async def test_a_pool_without_a_node_keeps_its_policy_until_one_joins(api: Api) -> None:
     assert (await api.client.put("/v1/pools/later", json={"box": "user", "network": "host"})).json()["nodes"] == 0
     api.node(pool="later", box=NONE)

@@ -1,6 +1,7 @@
 """What must hold in the control Redis between any two calls, read from the keys themselves."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from jobs.model.records import NodeInfo, Quarantine
 from jobs.model.state import TERMINAL, JobState
 
 LIVE = (b"leased", b"claimed")
+LEVEL = 2**45  # of scores: one priority
+ROUNDED = 64  # a turn is a logarithm, which may differ in its last bits
 
 
 @dataclass
@@ -67,13 +70,15 @@ def _read(client: "redis.Redis", names: list[Any]) -> Keys:
     return keys
 
 
-def violations(client: "redis.Redis") -> list[str]:
-    """Every broken rule, in words; empty when all is well."""
+def violations(client: "redis.Redis", *, one_version: bool = True) -> list[str]:
+    """Every broken rule, in words; empty when all is well. Without `one_version`, processes of one that knows no shares
+    may have worked beside the others."""
     keys = read_keys(client)
     return [
         *_indexes(keys),
         *_names(keys),
         *_queues(keys),
+        *(_shares(keys) if one_version else ()),
         *_attempts(keys),
         *_devices(keys),
         *_holds(keys),
@@ -144,7 +149,7 @@ def _names(keys: Keys) -> Iterator[str]:
 def _queues(keys: Keys) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for name, members in keys.zsets.items():
-        if name.startswith(("sy:queue:", "sy:parked:")) or name == "sy:backoff":
+        if name.startswith(("sy:queue:", "sy:parked:")) or name in ("sy:backoff", "sy:timed"):
             for member in members:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
@@ -153,9 +158,13 @@ def _queues(keys: Keys) -> Iterator[str]:
         places = waiting.pop(ref, [])
         if job[b"state"] == JobState.QUEUED.encode():
             parked = f"sy:parked:{job.get(b'parked', b'').decode()}"
-            if places not in ([queue], ["sy:backoff"], [parked]):
-                yield f"queued job {ref} waits in {places}"
-            if (places == ["sy:backoff"]) != (job[b"reason"] == b"backing_off"):
+            special = {
+                b"backing_off": ["sy:backoff"],
+                b"waiting_for_time": ["sy:timed"],
+                b"suspended": [],
+                b"waiting_for_quota": [parked],
+            }
+            if places != special.get(job[b"reason"], [queue]):
                 yield f"job {ref} waits in {places} and says {job[b'reason'].decode()}"
             says = (job[b"reason"] == b"waiting_for_quota", b"parked" in job)
             if says != (places == [parked],) * 2:
@@ -176,6 +185,52 @@ def _queues(keys: Keys) -> Iterator[str]:
             classes = {each for each in waiting_classes if ("x" in each) == name.startswith("sy:gangs:")}
             if {member.decode() for member in keys.sets[name]} != classes:
                 yield f"{name} lists other classes than wait: {classes}"
+
+
+def _shares(keys: Keys) -> Iterator[str]:
+    """Nothing here was made by an earlier version, which knows no shares."""
+    jobs = keys.hashes_at("sy:job:")
+    leased: Counter[tuple[str, str]] = Counter()
+    for attempt in keys.sets.get("sy:leases", set()):
+        tenant, identity, _ = attempt.decode().split("/")
+        job = jobs[f"{tenant}/{identity}"]
+        leased[job[b"pool"].decode(), tenant] += int(job[b"devices"]) * int(job.get(b"nodes", 1))
+    accounts = {
+        (pool, tenant.decode()): text.split()
+        for pool, found in keys.hashes_at("sy:use:").items()
+        for tenant, text in found.items()
+    }
+    charged = Counter({key: int(devices) for key, (_, _, devices) in accounts.items()})
+    if leased != charged:
+        yield f"tenants have {leased} devices, and are charged for {charged}"
+    placed = {
+        attempt.decode() for name, found in keys.zsets.items() if name.startswith("sy:placed:") for attempt in found
+    }
+    if placed != {attempt.decode() for attempt in keys.sets.get("sy:leases", set())}:
+        yield f"by priority these are on devices: {placed}, but leases are {keys.sets.get('sy:leases')}"
+    weights = keys.hashes.get("sy:weights", {})
+    queues: dict[str, dict[bytes, float]] = {}
+    for name, members in keys.zsets.items():
+        if not name.startswith("sy:waiting:"):
+            continue
+        pool, rank_class, tenant = name.removeprefix("sy:waiting:").split(":")
+        queues.setdefault(f"sy:queue:{pool}:{rank_class}", {}).update(members)
+        if not all(ref.startswith(tenant.encode() + b"/") for ref in members):
+            yield f"{name} has jobs of another tenant: {members}"
+        used, at, devices = map(float, accounts.get((pool, tenant), (0, 0, 0)))
+        weight = float(weights.get(tenant.encode(), 1))
+        turn = min(members.values()) // LEVEL * LEVEL + _rank((used + 60 * devices) / weight, at)
+        written = keys.zsets.get(f"sy:turns:{pool}:{rank_class}", {}).get(tenant.encode())
+        if written is None or written > turn + ROUNDED:
+            yield f"it is the turn of {tenant} in class {rank_class} at {turn}, not at {written}"
+    if queues != {name: members for name, members in keys.zsets.items() if name.startswith("sy:queue:")}:
+        yield f"tenants wait in {queues}"
+
+
+def _rank(used_for_weight: float, at: float) -> int:
+    if used_for_weight <= 0:
+        return 0
+    return int(max(1.0, (math.log2(used_for_weight) + at / 86_400e6) * 2**29))
 
 
 def _attempts(keys: Keys) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Random interleavings of everything that users, dispatchers, supervisors, reapers and nodes may do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -29,7 +29,7 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, quotas
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, quotas, shares
 from shardyard.contract.errors import (
     JobFinished,
     JobNotFinished,
@@ -45,16 +45,23 @@ from tests.integration.store.world import NEVER, TENANT, World, script
 pytestmark = pytest.mark.integration
 
 NODES = ("n1", "n2", "n3")
+TENANTS = (TENANT, "acme", "globex")
 #: What nodes may say of whom they reach, and where they stand; only the first three go together.
 PLACES = (("network", "a"), ("network", "a"), ("network", ""), ("loopback:host", ""), ("", ""))
 BOXES = (None, BoxRights("none", {}), BoxRights("user", {"network": "no"}), BoxRights("full", {}))
-POLICIES = tuple(PoolPolicy(box, network) for box in ("any", "user", "full") for network in ("none", "host"))
+POLICIES = tuple(
+    PoolPolicy(box, network, preempt=preempt)
+    for box in ("any", "user", "full")
+    for network, preempt in (("none", True), ("host", False))
+)
 #: "" is no token: its quota is the tenant's.
 TOKENS = ("", "token")
 QUOTAS = (None, None, Quota(running=1), Quota(devices=2, jobs=4), Quota(running=2, devices=3, spec_bytes=2000))
 NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains", "loses a device", "gets it back")
 #: How a supervisor may end an attempt; the other reasons belong to the control plane.
 ENDS = sorted(CAUSE_OF)
+#: What becomes of a stop of which the supervisor does not know why.
+STOPPED = {StateReason.DRAINED, StateReason.STORAGE_LOW, StateReason.SUSPENDED, StateReason.PREEMPTED}
 LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
 
 QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -86,10 +93,29 @@ class History(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         retries=st.integers(0, 2),
         token=st.sampled_from(TOKENS),
+        tenant=st.sampled_from(TENANTS),
+        start=st.sampled_from((None, None, 3600)),
     )
-    def submit(self, devices: int, nodes: int, priority: int, retries: int, token: str) -> None:
+    def submit(
+        self,
+        devices: int,
+        nodes: int,
+        priority: int,
+        retries: int,
+        token: str,
+        tenant: str,
+        start: float | None = None,
+    ) -> None:
         try:
-            job = self.world.submit(devices, nodes=nodes, priority=priority, retries=retries, token=token)
+            job = self.world.submit(
+                devices,
+                nodes=nodes,
+                priority=priority,
+                retries=retries,
+                token=token,
+                tenant=tenant,
+                start_after=start,
+            )
         except (TooLargeForPool, OverQuota, QuotaExceeded):
             return
         self.seen[job] = self.world.job(job)
@@ -99,17 +125,26 @@ class History(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
         try:
-            self.world.run(store.cancel(TENANT, job))
+            self.world.run(store.cancel(self.world.tenant(job), job))
             self.cancelled.add(job)
         except JobFinished:
             assert self.seen[job].state in TERMINAL
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data(), call=st.sampled_from((store.suspend, store.resume)))
+    def suspend_or_resume(self, data: st.DataObject, call: Callable[[str, str], store.Call[object]]) -> None:
+        job = data.draw(st.sampled_from(sorted(self.seen)))
+        try:
+            self.world.run(call(self.world.tenant(job), job))
+        except JobFinished:
+            assert self.seen[job].state in TERMINAL or job in self.cancelled
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
         try:
-            self.world.run(store.delete_job(TENANT, job))
+            self.world.run(store.delete_job(self.world.tenant(job), job))
             assert self.seen.pop(job).state in TERMINAL
         except JobNotFinished:
             assert self.seen[job].state not in TERMINAL
@@ -118,10 +153,10 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data())
     def archive(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
-        found = self.world.run(store.snapshot(TENANT, job))
+        found = self.world.run(store.snapshot(self.world.tenant(job), job))
         assert (found is not None) == (self.seen[job].state in TERMINAL)
         if found is not None:
-            assert self.world.run(store.archive_job(TENANT, job, found.version)) is ArchiveOutcome.DONE
+            assert self.world.run(store.archive_job(self.world.tenant(job), job, found.version)) is ArchiveOutcome.DONE
             self.seen.pop(job)
 
     @rule(bundle=st.integers(1, 2), what=st.sampled_from(("upload", "submit", "submit", "collect")))
@@ -147,6 +182,14 @@ class History(RuleBasedStateMachine):
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
 
+    @rule(tenant=st.sampled_from(TENANTS), weight=st.sampled_from((None, 0.5, 10.0)))
+    def operator_sets_a_share(self, tenant: str, weight: float | None) -> None:
+        self.world.run(shares.set_share(tenant, weight))
+
+    @rule()
+    def leader_settles_shares(self) -> None:
+        self.world.run(shares.settle_shares())
+
     @rule()
     def watch_beats(self) -> None:
         self.stale_beats = list(self.world.run(store.read_heartbeats()).leases.items())
@@ -163,7 +206,7 @@ class History(RuleBasedStateMachine):
     @rule(retries=st.integers(0, 2), marked=st.booleans())
     def a_job_starts(self, retries: int, marked: bool) -> None:
         """The usual course in one step, so that histories get far."""
-        self.submit(1, 1, 1, retries, "")
+        self.submit(1, 1, 1, retries, "", TENANT)
         for attempt in self.world.run(store.dispatch(NEVER)).created:
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
@@ -193,7 +236,7 @@ class History(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, claimant: str, reason: StateReason, times: int) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        stopped = {StateReason.DRAINED, StateReason.STORAGE_LOW} if reason is StateReason.SERVICE_STOPPED else set()
+        stopped = STOPPED if reason is StateReason.SERVICE_STOPPED else set()
         again = record.claimant == claimant and record.reason in {reason, *stopped}
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)
@@ -311,7 +354,8 @@ class History(RuleBasedStateMachine):
     def attempts(self) -> list[AttemptId]:
         """All attempts, newest jobs first: those are the ones that hypothesis draws most."""
         numbers = {job: range(record.attempt, 0, -1) for job, record in sorted(self.seen.items(), reverse=True)}
-        return [AttemptId(TENANT, job, number) for job, attempts in numbers.items() for number in attempts]
+        tenant = self.world.tenant
+        return [AttemptId(tenant(job), job, number) for job, attempts in numbers.items() for number in attempts]
 
     def attempt_meets_the_policy(self, attempt: AttemptId) -> None:
         """Of one that was dispatched just now: its node has the box, and its network is the one that follows."""

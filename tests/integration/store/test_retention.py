@@ -73,7 +73,8 @@ def test_a_finished_job_goes_to_disk_as_it_was_and_leaves_no_key(world: World, t
         world.job(job)
     note = f"sy:archived:{TENANT}/{job}"
     of_devices = set(world.redis.keys("sy:history:*"))
-    assert set(world.redis.keys("*")) - before - of_devices == {b"sy:seq", b"sy:named", b"sy:changes", note.encode()}
+    left = {b"sy:seq", b"sy:named", b"sy:changes", b"sy:use:default", note.encode()}
+    assert set(world.redis.keys("*")) - before - of_devices == left
     assert 0 < world.redis.ttl(note) <= store.ARCHIVED_SECONDS
     found = read(tmp_path, job)
     assert found.record.archived

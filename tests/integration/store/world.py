@@ -45,6 +45,7 @@ class World:
     def __init__(self, url: str) -> None:
         self.store = RedisStore.from_url(url)
         self._ids: Iterator[int] = iter(range(1, 10**9))
+        self._tenants: dict[str, str] = {}  # of jobs that are not TENANT's
 
     @property
     def redis(self) -> "redis.Redis":
@@ -82,11 +83,16 @@ class World:
         token: str = "",
         **fields: Any,
     ) -> str:
-        limits = {"max_retries": retries}
+        limits = {"max_retries": retries} | fields.pop("limits", {})
         chosen = a_spec(devices, priority=priority, limits=limits, **fields)
         if nodes > 1:
             chosen = chosen.model_copy(update={"resources": Resources(devices=devices, nodes=nodes)})
-        return self.run(store.submit(tenant, f"{next(self._ids):09d}", chosen, token=token)).job
+        job = self.run(store.submit(tenant, f"{next(self._ids):09d}", chosen, token=token)).job
+        self._tenants[job] = tenant
+        return job
+
+    def tenant(self, job: str) -> str:
+        return self._tenants.get(job, TENANT)
 
     def put_bundle(self, number: int, *, nonce: str = "nonce", size: int = 100, **fields: Any) -> BundleUpload:
         fields = {"files": 1, "unpacked": 200, "quota": 1000} | fields
@@ -102,17 +108,17 @@ class World:
         return [attempt.job for attempt in self.run(store.dispatch(hold)).created]
 
     def job(self, job: str) -> JobRecord:
-        return self.run(store.read_job(TENANT, job)).record
+        return self.run(store.read_job(self.tenant(job), job)).record
 
     def state(self, job: str) -> JobState:
         return self.job(job).state
 
     def attempt(self, job: str) -> AttemptId:
         """The newest attempt of a job."""
-        return AttemptId(TENANT, job, self.job(job).attempt)
+        return AttemptId(self.tenant(job), job, self.job(job).attempt)
 
     def history(self, job: str) -> tuple[AttemptRecord, ...]:
-        return self.run(store.list_attempts(TENANT, job))
+        return self.run(store.list_attempts(self.tenant(job), job))
 
     def claimed(self, devices: int = 1, *, retries: int = 0, claimant: str = "c") -> AttemptId:
         """An attempt whose supervisor has claimed it."""

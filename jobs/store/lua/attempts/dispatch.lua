@@ -1,5 +1,6 @@
 -- b: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Anyone may call it at any time.
--- Only the head of each class (pool, devices and nodes wanted) is looked at, so the cost does not grow with the queue.
+-- The order is by priority, then by the shares of tenants (`shares.lua`), then by arrival. Only the head of each class (pool,
+-- devices and nodes wanted) is looked at, so the cost grows neither with the queue nor with the tenants that wait in it.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
 -- nodes that are large enough are kept for it, against all jobs that come after it in the queue.
 -- Jobs of `avoid_slow_from` devices or more get devices that were slow lately only where there are no others (0: no jobs).
@@ -17,16 +18,22 @@ local MAX_NODES_FITTING, MAX_NODES_COMPARED = 3, 16  -- the second where devices
 local function end_backoff(from, to)
   for _, ref in ipairs(redis.call('ZRANGEBYSCORE', BACKOFF_KEY, from, to, 'LIMIT', 0, max_jobs)) do
     redis.call('ZREM', BACKOFF_KEY, ref)
-    move(ref, 'queued', 'waiting_for_devices', '')
-    enqueue(ref)
+    queue_job(ref, 'waiting_for_devices', '')
   end
 end
 end_backoff('-inf', int(now))
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', TIMED_KEY, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
+  redis.call('ZREM', TIMED_KEY, ref)
+  -- A process of an earlier version may have cancelled it, and leaves it here.
+  if read_field(job_key(ref), 'reason') == 'waiting_for_time' then queue_job(ref, 'waiting_for_devices', '') end
+end
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 local check_quota = release_parked(max_jobs)
 
--- The pool that is looked at, its policy, and what is kept there for a job that has waited: {nodes, score, ref} or {}.
-local pool, policy, hold
+-- The pool that is looked at, its policy, what is kept there for a job that has waited: {nodes, score, ref, tenant, turn} or
+-- {}, the accounts of tenants that were read, the most devices that were free on one node at first, and
+-- whether others were asked to leave.
+local pool, policy, hold, accounts, largest_gap, preempted
 
 -- Some nodes that have so many free devices, those with the fewest first. Supervisors of an earlier version know no
 -- policies, and offer their node again when they free devices: one that lacks the box goes out here.
@@ -42,7 +49,7 @@ local function find_fitting(devices, seen)
   return fitting
 end
 
-local function is_kept(node, score) return hold.nodes and hold.nodes[node] and score > hold.score end
+local function is_kept(node, head) return hold.nodes and hold.nodes[node] and comes_before(hold, head) end
 
 -- The nodes with the fewest free devices that still fit, so that large gaps stay whole. One where the job would get
 -- devices that it should avoid (`sound`: how many must not be such) comes after any other, and so does, after those, one
@@ -50,7 +57,7 @@ local function is_kept(node, score) return hold.nodes and hold.nodes[node] and s
 local function find_nodes(fitting, head, avoided, sound)
   local nodes, slow, last = {}, {}, {}
   for _, node in ipairs(fitting) do
-    if not is_kept(node, head.score) then
+    if not is_kept(node, head) then
       local kind = node == avoided and last or sound and not has_sound_devices(node, sound) and slow or nodes
       kind[#kind + 1] = node
       if head.nodes == 1 and kind == nodes then return {node} end
@@ -62,6 +69,11 @@ local function find_nodes(fitting, head, avoided, sound)
     local gang = choose_gang(nodes, head.nodes)
     if gang then return gang end
   end
+end
+
+local function account_of(tenant)
+  accounts[tenant] = accounts[tenant] or read_account(pool, tenant)
+  return accounts[tenant]
 end
 
 -- Takes devices of a node for an attempt. Returns them as text.
@@ -80,15 +92,21 @@ local function choose_network(nodes)
   return #nodes == 1 and has_network and policy.network or 'host'
 end
 
--- `head` is the first job of a class: {ref, score, devices, nodes, class}.
+-- `head` is the job of a class whose turn it is (`first_job`).
 local function lease(head)
   local ref, devices = head.ref, head.devices
+  if devices > largest_gap then return false end
   local careful = avoid_slow_from > 0 and devices * head.nodes >= avoid_slow_from
   local seen = careful and MAX_NODES_COMPARED or MAX_NODES_FITTING
   if head.nodes > 1 then seen = GANG_NODES_FACTOR * head.nodes + GANG_NODES_MORE end
   local fitting = find_fitting(devices, seen)
   if #fitting < head.nodes then return false end
-  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid')
+  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid', 'suspended')
+  if job[3] == '1' then  -- an earlier version has ended its attempt, and queued it
+    dequeue(ref)
+    move(ref, 'queued', 'suspended', '')
+    return true
+  end
   local nodes = find_nodes(fitting, head, job[2], careful and devices)
   if not nodes then return false end
   local number = tonumber(job[1]) + 1
@@ -109,6 +127,8 @@ local function lease(head)
   if nodes[2] then fields[#fields + 1], fields[#fields + 2] = 'parts', #nodes end
   redis.call('HSET', attempt_key(ref, number), unpack(fields))
   redis.call('SADD', LEASES_KEY, attempt_ref)
+  redis.call('ZADD', placed_key(pool), 100 - math.floor(head.score / LEVEL), attempt_ref)
+  charge_account(pool, head.tenant, account_of(head.tenant), devices * #nodes)
   local placed = {'attempt', number, 'node', nodes[1], 'leased', leased, 'network', network}
   if nodes[2] then placed[#placed + 1], placed[#placed + 2] = 'followers', table.concat(followers, ' ') end
   move(ref, 'starting', 'starting', '', placed)
@@ -127,6 +147,9 @@ local function could_fit(node, devices)
   return usable >= devices
 end
 
+-- The turn of a job after its tenant got devices, perhaps.
+local function current_turn(score, tenant) return turn_of(score, rank_of(account_of(tenant))) end
+
 -- What is kept in the pool. Nodes of which one went away, shrank, lost devices to quarantine or reaches the others no more
 -- are not: the job could never start there.
 local function read_hold()
@@ -142,13 +165,22 @@ local function read_hold()
     redis.call('DEL', key)
     return {}
   end
-  return {nodes = nodes, score = tonumber(found[2]), ref = found[4]}
+  local tenant = split_job_ref(found[4])
+  return {nodes = nodes, score = tonumber(found[2]), ref = found[4], tenant = tenant, turn = current_turn(found[2], tenant)}
+end
+
+-- Keeps nodes for a job, against all that come after it.
+local function hold_nodes(head, chosen)
+  hold = {nodes = {}, score = head.score, ref = head.ref, tenant = head.tenant, turn = head.turn}
+  for _, node in ipairs(chosen) do hold.nodes[node] = true end
+  redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
+    'score', int(head.score))
 end
 
 -- Keeps the nodes with the most free devices for a job that has waited too long; the first in the queue's order has them.
 -- A job from the future means that the clock was set back: it has waited.
 local function keep_nodes(head)
-  if hold.score and hold.score <= head.score then return end
+  if hold.ref and not comes_before(head, hold) then return end
   local waited = now - tonumber(read_field(job_key(head.ref), 'created'))
   if waited >= 0 and waited < hold_us then return end
   local large = {}
@@ -157,39 +189,56 @@ local function keep_nodes(head)
     if head.nodes == 1 and large[1] then break end
   end
   local chosen = head.nodes == 1 and large or choose_gang(large, head.nodes)
-  if not chosen or not chosen[1] then return end
-  hold = {nodes = {}, score = head.score, ref = head.ref}
-  for _, node in ipairs(chosen) do hold.nodes[node] = true end
-  redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
-    'score', int(head.score))
+  if chosen and chosen[1] then hold_nodes(head, chosen) end
 end
 
-local function first_job(class)
-  local head = redis.call('ZRANGE', queue_key(pool, class), 0, 0, 'WITHSCORES')
-  local devices, nodes = read_class(class)
-  return head[1] and {ref = head[1], score = tonumber(head[2]), devices = devices, nodes = nodes, class = class}
+-- Has jobs of a lower priority leave, where the pool's policy says so, and keeps their devices for the job. A call does so
+-- for one job of a pool: the next sees what is about to become free.
+local function take_from_others(head)
+  if not policy.preempt or preempted or hold.ref and comes_before(hold, head) then return false end
+  preempted = true
+  local nodes = preempt_for(pool, head, function(node) return not is_kept(node, head) and could_fit(node, head.devices) end)
+  if nodes then hold_nodes(head, nodes) end
+  accounts = {}  -- what nobody had claimed has left
+  return nodes ~= nil
+end
+
+-- The heads of the classes after `started` was: that of its class is another, and its tenant has used more.
+local function renew_heads(heads, started)
+  local renewed = {}
+  for _, head in ipairs(heads) do
+    local other = head
+    if head == started or head.tenant == started.tenant and not head.alone then
+      other = first_job(pool, head.class, accounts)
+    elseif head.tenant == started.tenant then
+      head.turn = current_turn(head.score, head.tenant)
+    end
+    renewed[#renewed + 1] = other or nil
+  end
+  if hold.tenant == started.tenant then hold.turn = current_turn(hold.score, hold.tenant) end
+  return renewed
 end
 
 for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
-  pool, policy = name, read_policy(name)
+  pool, policy, accounts, preempted = name, read_policy(name), {}, false
   hold = read_hold()
+  largest_gap = tonumber(redis.call('ZREVRANGE', free_nodes_key(pool), 0, 0, 'WITHSCORES')[2] or 0)
   local heads = {}
-  for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(class) or nil end
+  for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(pool, class, accounts) or nil end
   while #heads > 0 and #created < max_jobs do
     local first = 1
     for i = 2, #heads do
-      if heads[i].score < heads[first].score then first = i end
+      if comes_before(heads[i], heads[first]) then first = i end
     end
     local head = heads[first]
-    local next_head = false  -- of a class that fits nowhere, nothing more is looked at
     local verdict = check_quota(head)
     if verdict == 'parked' and hold.ref == head.ref then hold = {} end
     if verdict == 'parked' or verdict == 'go' and lease(head) then
-      next_head = first_job(head.class)
-    elseif verdict == 'go' then
-      keep_nodes(head)
+      heads = renew_heads(heads, head)
+    else  -- of a class that fits nowhere, nothing more is looked at
+      if verdict == 'go' and not take_from_others(head) then keep_nodes(head) end
+      table.remove(heads, first)
     end
-    if next_head then heads[first] = next_head else table.remove(heads, first) end
   end
 end
 

@@ -4,7 +4,7 @@
 -- Returns 'ok' | 'lost'
 local ref, number, claimant, reason, message, cause, failed, result, backoff_us, max_losses, dead_on_node, measured =
   unpack(ARGV, 1, 12)
-local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'reason', 'requeue')
+local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'reason', 'requeue', 'requeue_as')
 if attempt[2] ~= claimant then return 'lost' end
 
 local function release()
@@ -15,7 +15,7 @@ local function release()
 end
 
 if attempt[1] == 'ended' then
-  local stopped = reason == 'service_stopped' and (attempt[3] == 'drained' or attempt[3] == 'storage_low')
+  local stopped = reason == 'service_stopped' and STOP_REASONS[attempt[3]] ~= nil
   return (attempt[3] == reason or stopped) and release() or 'lost'
 end
 if reason == 'service_stopped' then  -- a supervisor knows that it was told to stop, and not why
@@ -23,7 +23,9 @@ if reason == 'service_stopped' then  -- a supervisor knows that it was told to s
   local function moves_attempts(node) return redis.call('HEXISTS', node_key(node), 'moving') == 1 end  -- or just did
   if not find_node_of_attempt(ref, number, is_stopping) then
     local moving = find_node_of_attempt(ref, number, moves_attempts)
-    if attempt[4] then
+    if attempt[5] then
+      reason, message = attempt[5], STOP_REASONS[attempt[5]]
+    elseif attempt[4] then
       local low = find_node_of_attempt(ref, number, has_low_disk) or read_field(attempt_key(ref, number), 'node')
       reason, message = attempt[4], low_disk_message(low)
     elseif moving then

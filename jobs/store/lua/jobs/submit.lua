@@ -1,9 +1,10 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
--- Returns {status, detail...}: created id time queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
+-- `start_after` is a time in microseconds, +<microseconds> from now on, or ''.
+-- Returns {status, detail...}: created id time start_after reason queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
 --   | too_large n | too_few_nodes n | unknown_bundle
 --   | over_quota account limit used allowed 'never'-or-''
 local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
-  parent, token, bundle = unpack(ARGV)
+  parent, token, bundle, wall, start_after = unpack(ARGV)
 local ref = tenant .. '/' .. id
 local key = idem ~= '' and idempotency_key(tenant, idem)
 if key then
@@ -29,13 +30,15 @@ if refused then return refused end
 
 -- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
 local arrived, created = redis.call('INCR', SEQUENCE_KEY), int(now_us())
+local delay = string.match(start_after, '^%+(%d+)$')
+if delay then start_after = int(tonumber(created) + tonumber(delay)) end
 local score = (100 - tonumber(priority)) * 2 ^ 45 + arrived
 redis.call('SET', spec_key(ref), spec)
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
   'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
-  'score', int(score), 'created', created, 'version', 0)
+  'score', int(score), 'created', created, 'version', 0, 'wall', wall)
 if nodes ~= '1' then redis.call('HSET', job_key(ref), 'nodes', nodes) end
-for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem}) do
+for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem, start_after = start_after}) do
   if value ~= '' then redis.call('HSET', job_key(ref), field, value) end
 end
 redis.call('ZADD', jobs_key(tenant), 0, id)
@@ -45,7 +48,6 @@ if redis.call('EXISTS', NAMED_KEY) == 0 then
   redis.call('SET', NAMED_KEY, arrived == 1 and '' or id_at(created + 900 * 1000000))
 end
 if bundle_ref then use_bundle(bundle_ref, 1) end
-move(ref, 'queued', 'waiting_for_devices', '')
-enqueue(ref)
+queue_job(ref, 'waiting_for_devices', '')
 if key then redis.call('SET', key, id .. ' ' .. digest, 'EX', remembered_seconds) end
-return {'created', id, created, queue_view(ref)}
+return {'created', id, created, start_after, read_field(job_key(ref), 'reason'), queue_view(ref)}

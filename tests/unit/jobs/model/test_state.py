@@ -12,6 +12,15 @@ LUA = Path(jobs.__file__).parent / "store" / "lua"
 TRANSITIONS_LUA = (LUA / "transitions.lua").read_text()
 
 
+STOPS = {
+    StateReason.SERVICE_STOPPED,
+    StateReason.DRAINED,
+    StateReason.STORAGE_LOW,
+    StateReason.SUSPENDED,
+    StateReason.PREEMPTED,
+}
+
+
 def rows_of(table: str) -> dict[str, str]:
     """The rows of a table in transitions.lua: key -> what stands in its braces."""
     body = re.search(rf"^local {table} = {{\n(.*?)^}}", TRANSITIONS_LUA, re.MULTILINE | re.DOTALL)
@@ -29,7 +38,7 @@ def test_every_reason_belongs_to_one_state() -> None:
 
 def test_every_reason_that_ends_an_attempt_has_a_cause_and_no_other_has() -> None:
     ends = {reason for reason in StateReason if STATE_OF[reason] in TERMINAL}
-    assert set(CAUSE_OF) == ends | {StateReason.SERVICE_STOPPED, StateReason.DRAINED, StateReason.STORAGE_LOW}
+    assert set(CAUSE_OF) == ends | STOPS
     assert set(CAUSE_OF.values()) == set(Cause) - {Cause.UNCLAIMED}
 
 
@@ -38,7 +47,7 @@ def test_only_a_failure_is_taken_from_a_budget() -> None:
         if cause in (Cause.USER, Cause.SERVICE):
             assert STATE_OF[reason] is JobState.FAILED
     stops = {reason for reason, cause in CAUSE_OF.items() if cause is Cause.STOP}
-    assert stops == {StateReason.SERVICE_STOPPED, StateReason.DRAINED, StateReason.STORAGE_LOW}
+    assert stops == STOPS
     assert {STATE_OF[reason] for reason in stops} == {JobState.QUEUED}
 
 

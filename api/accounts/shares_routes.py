@@ -1,0 +1,39 @@
+"""Routes of shares: how much of the pools each tenant may use before others go first."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Response
+
+from api.accounts.shares_service import ShareService
+from api.http import responses
+from api.http.deps import Admin, Body, Caller, service_of
+from api.http.operation_docs import describe, json_body
+from api.schemas import examples
+from api.schemas.requests import TENANT_PATTERN
+from shardyard.contract.scheduling import ShareList, ShareView
+
+ServiceDep = Annotated[ShareService, Depends(service_of(ShareService))]
+TenantName = Annotated[str, Path(pattern=TENANT_PATTERN, description="name of a tenant")]
+router = APIRouter(tags=["shares"])
+
+
+@router.get("/v1/shares", **describe("List shares", ShareList))
+async def list_shares(who: Admin, shares: ServiceDep) -> Response:
+    """Of the tenants that have used something lately, or have a weight of their own."""
+    return responses.json_response(await shares.list_shares(who))
+
+
+@router.get("/v1/shares/{tenant}", **describe("Get the share of a tenant", ShareView))
+async def get(who: Caller, shares: ServiceDep, tenant: TenantName) -> Response:
+    """Its weight, and what it has used of each pool. Only operators see those of other tenants."""
+    return responses.json_response(await shares.read_share(who, tenant))
+
+
+@router.put(
+    "/v1/shares/{tenant}",
+    **describe("Set the weight of a tenant", ShareView, body=json_body("ShareRequest", examples.SHARES)),
+)
+async def put(who: Admin, shares: ServiceDep, tenant: TenantName, body: Body) -> Response:
+    """It counts for what starts from now on. A tenant without one has the weight 1, and may be one that is not there
+    yet."""
+    return responses.json_response(await shares.set_share(who, tenant, body))

@@ -1,0 +1,15 @@
+-- A user resumes a job that was suspended: it is where it was in the queue. One that has not left its devices yet leaves
+-- them, and starts again.
+-- Returns 'ok' (also where it was not suspended) | 'finished' | 'missing'
+local ref = unpack(ARGV)
+local state, suspended, reason = unpack(redis.call('HMGET', job_key(ref), 'state', 'suspended', 'reason'))
+if not state then return 'missing' end
+if is_terminal(state) then return 'finished' end
+if suspended ~= '1' then return 'ok' end
+redis.call('HDEL', job_key(ref), 'suspended')
+if state ~= 'queued' then
+  move(ref, state, reason, 'it leaves its devices, since it was suspended, and starts again')
+elseif reason == 'suspended' then
+  queue_job(ref, 'waiting_for_devices', '')
+end
+return 'ok'
