@@ -186,7 +186,10 @@ class Settings(BaseSettings):
         0, ge=0, le=2**53, description="size of a job's own /dev/shm; 0: half of the job's memory"
     )
     job_log_bytes: int = Field(
-        1_073_741_824, ge=65_536, le=2**53, description="what a job may print in one attempt, on all devices together"
+        1_073_741_824,
+        ge=65_536,
+        le=2**53,
+        description="what a job may print in one attempt, on all devices of a node together",
     )
     job_disk_bytes: int = Field(
         68_719_476_736,

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
 async def test_a_waiting_job_is_explained_without_a_word_about_whose_the_others_are(api: Api) -> None:
-    acme = api.token(Scope.SUBMIT, tenant="acme")
+    acme = api.token(Scope.SUBMIT, Scope.PRIORITY, tenant="acme")
     api.node(devices=2)
     theirs = await api.submit(2, headers=acme, name="secret-project")
     await until_state(api, theirs, "starting", headers=acme)

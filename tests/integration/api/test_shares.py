@@ -19,7 +19,7 @@ async def test_a_weight_decides_among_tenants_that_have_used_equally_much(api: A
     ours, theirs = await api.submit(), await api.submit(headers=acme)
     now, _ = api.control.client.time()
     accounts: dict[Any, Any] = {"default": f"100.0 {now}000000 1", "acme": f"100.0 {now}000000 0"}
-    api.control.client.hset("sy:usage:default", mapping=accounts)
+    api.control.client.hset("sy:use:default", mapping=accounts)
     answer = await api.client.put("/v1/shares/acme", json={"weight": 2})
     (pool,) = answer.json()["pools"]
     assert (answer.json()["weight"], pool["used_part"], pool["due_part"]) == (2.0, pytest.approx(0.5, abs=0.05), 0.6667)

@@ -41,7 +41,9 @@ def left(world: World) -> World:
             case "zset":
                 world.redis.zadd(name, {member: float(score) for member, score in pairs.items()})
     assert len(packed(world)) == 4
+    world.redis.sadd("sy:pools", "default")
     world.run(shares.settle_shares())  # as the scheduler does every few seconds
+    world.redis.srem("sy:pools", "default")
     return world
 
 
@@ -55,7 +57,8 @@ def shown(world: World, job: str) -> dict[str, Any]:
     decoded = msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])
     for part in (decoded["record"], *decoded["attempts"]):
         assert not part.pop("network", None)  # the earlier version knew of none, nor of what follows
-        assert not any([part.pop(name, None) for name in ("start_after", "suspended", "preemptions")])
+        for name in ("start_after", "suspended", "preemptions"):
+            assert not part.pop(name, None)
         assert part.pop("nodes", 1) == 1  # nor of jobs on several nodes
         assert not part.pop("followers", None)
     return decoded

@@ -27,8 +27,12 @@ from tests.integration.store import (
     test_packed_jobs,
     test_policies,
     test_profiles,
+    test_quotas,
     test_registration,
+    test_shares,
+    test_suspended,
     test_transitions,
+    test_webhooks,
 )
 from tests.integration.store.world import World
 from workers.supervisor.telemetry import shipper
@@ -55,13 +59,14 @@ ORDERS = ((RedisRole.SUPERVISOR, RedisRole.WORKER), (RedisRole.WORKER, RedisRole
 MODULES: tuple[ModuleType, ...] = (
     *(test_bundles, test_device_history, test_packed_jobs, test_policies),
     *(test_checkpoints, test_dispatch, test_ends, test_gangs, test_nodes, test_profiles, test_registration),
-    test_transitions,
+    *(test_transitions, test_quotas, test_shares, test_suspended, test_webhooks),
 )
 CASES = [
     case
     for module in MODULES
     for name, case in vars(module).items()
     if name.startswith("test_") and list(inspect.signature(case).parameters) == ["world"]
+    if not any(mark.name == "slow" for mark in getattr(case, "pytestmark", ()))
 ]
 
 

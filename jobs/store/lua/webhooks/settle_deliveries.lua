@@ -15,7 +15,8 @@ local function keep_newest(part, most)
 end
 
 for i = 6, #ARGV, 5 do
-  local delivery, arrived, status, problem, delay_us = unpack(ARGV, i, i + 4)
+  local outcome = {unpack(ARGV, i, i + 4)}
+  local delivery, arrived, status, problem, delay_us = unpack(outcome)
   local event = redis.call('HGET', delivery_key('events', webhook), delivery)
   local subject = event and cjson.decode(event).subject
   -- Else another process has settled it: this one was frozen, and what it had taken was due again.

@@ -357,7 +357,11 @@ def test_every_route_of_the_api_has_a_call() -> None:
         e.drain_node("a"), e.undrain_node("a"), e.quarantine_device("a", 0, "b"),
         e.unquarantine_device("a", 0), e.forget_node("a"), e.list_tokens(), e.create_token("a", scopes=[]),
         e.revoke_token("a"), e.list_secrets(), e.put_secret("a", "b"), e.delete_secret("a"), e.check_readiness(),
-        e.read_audit(),
+        e.read_audit(), e.suspend_job("a"), e.resume_job("a"), e.explain_job("a"), e.list_shares(), e.get_share("a"),
+        e.set_share("a", 2), e.get_own_quota(), e.get_quota("a"), e.set_quota("a", {}), e.remove_quota("a"),
+        e.list_webhooks(), e.create_webhook("a", events=[], form="json", name=""), e.show_webhook("a"),
+        e.change_webhook("a", url=None, events=None, name=None, active=True), e.delete_webhook("a"),
+        e.test_webhook("a"), e.list_deliveries("a", state="", cursor="", limit=1), e.redeliver("a", "b"),
     ]  # fmt: skip
 
     def called(method: str, path: str) -> bool:
