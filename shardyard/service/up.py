@@ -387,7 +387,7 @@ class _RedisVariables:
 
 def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
     wanted = (
-        *("REDIS_URL", "TELEMETRY_URL", "SUPERVISOR_REDIS_URL", "SUPERVISOR_TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
+        *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
         *("HOST", "PORT", "TLS_CERT", "TLS_KEY", "INSECURE_HTTP", "JOBS_UNBOXED"),
     )
     return _own_process(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
