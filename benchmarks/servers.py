@@ -30,6 +30,7 @@ def redis_server(name: str = "control") -> Iterator[Server]:
         ServiceError: there is no program to start, or it does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory, ExitStack() as stack:
+        (Path(directory) / "log").mkdir()  # where the server writes its own
         server = embedded_redis.prepare_redis(name, Path(directory), embedded_redis.find_server())
         log = stack.enter_context((Path(directory) / "redis.log").open("wb"))
         process = subprocess.Popen(server.service.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
