@@ -339,6 +339,8 @@ class RankMonitor:
             self._stop.terminate_stopped(monotonic())
         elif self._end.is_working and not self._stalls.is_asking:
             first, report = self._find_first_failure(rank, outcome)
+            if not self._end.is_working:
+                return  # a part was lost, of which its peers knew first
             if report is not None and is_collective_timeout(report) and len(self._ranks) > 1:
                 self._stalls.ask_then(partial(self._end_failed, first, report), monotonic())
             else:

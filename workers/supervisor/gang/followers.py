@@ -194,11 +194,16 @@ class Followers:
 
     def await_deaths(self, seconds: float) -> None:
         """Wait for so long, or until a rank of theirs is known to have died without a report: its peers may know of
-        that first. What followers send meanwhile is taken afterwards."""
+        that first. What followers send meanwhile is taken afterwards, but a part that is gone is told of at once."""
         deadline = monotonic() + seconds
         while monotonic() < deadline and all(rank.is_alive for rank in self.ranks):
-            if not all(_read_ahead(follower) for follower in self._parts.values() if not follower.is_lost):
-                return
+            for follower in self._parts.values():
+                try:
+                    if not follower.is_lost:
+                        _read_ahead(follower)
+                except LinkClosed as error:
+                    self._tell_loss(follower, str(error))
+                    return
             sleep(_POLL_SECONDS)
 
     # -- the end ----------------------------------------------------------------------------------------
@@ -309,6 +314,15 @@ class Followers:
                     rank.status = -signal.SIGKILL
                     self._events.death(rank)
 
+    def _tell_loss(self, follower: _Follower, why: str) -> None:
+        """Say only that a part is gone, or why it has left: the loop does the rest when it reads the link."""
+        follower.inbox.extend(follower.link.receive_rest())
+        failure = next((message for message in follower.inbox if isinstance(message, PartFailed)), None)
+        if self._events is not None and failure is not None:
+            self._events.failure(follower.node, failure)
+        elif self._events is not None:
+            self._events.lost(LostPart(follower.node, why, is_silent=False))
+
     def _send_all(self, message: Message) -> None:
         for follower in self._parts.values():
             _send(follower, message)
@@ -334,19 +348,16 @@ def _send(follower: _Follower, message: Message) -> None:
             follower.link.send(message)
 
 
-def _read_ahead(follower: _Follower) -> bool:
-    """Read what has come, and note which ranks have died without a report. False where the link is broken."""
-    try:
-        messages = follower.link.receive()
-    except LinkClosed:
-        return False
+def _read_ahead(follower: _Follower) -> None:
+    """Read what has come, and note which ranks have died without a report. Raises LinkClosed where the link is
+    broken."""
+    messages = follower.link.receive()
     follower.inbox.extend(messages)
     for message in messages:
         if isinstance(message, RankEnded) and not _has_reported(follower.inbox, message.rank):
             for rank in follower.ranks:
                 if rank.number == message.rank:
                     rank.end(message)
-    return True
 
 
 def _has_reported(inbox: Iterable[Message], rank: int) -> bool:

@@ -16,7 +16,7 @@ from workers.supervisor.event_loop import EventLoop
 from workers.supervisor.gang.followers import FollowerEvents, Followers
 from workers.supervisor.gang.remote_rank import RemoteRank
 from workers.supervisor.link.connection import Link
-from workers.supervisor.link.messages import Message, RankBytes, RankEnded
+from workers.supervisor.link.messages import Message, PartFailed, RankBytes, RankEnded
 
 PATIENCE_SECONDS = 30.0
 FAILED = Outcome(3, 1, "code_error", "RuntimeError: Connection reset by peer")
@@ -86,7 +86,7 @@ def test_a_rank_that_reported_how_it_failed_has_not_died_before_the_others(leade
     assert leader.dead() == [2]
 
 
-def test_nothing_is_waited_for_once_the_link_is_broken(leader: Leader) -> None:
+def test_a_part_that_is_gone_is_told_of_at_once_and_before_what_its_ranks_had_to_say(leader: Leader) -> None:
     leader.send(PEER_LOST)
     leader.link.close()
     began = time.monotonic()
@@ -94,7 +94,16 @@ def test_nothing_is_waited_for_once_the_link_is_broken(leader: Leader) -> None:
 
     assert time.monotonic() - began < PATIENCE_SECONDS
     assert leader.dead() == []
+    assert leader.taken == [("lost", "gpu-1")]  # why the ranks of other nodes have lost their peers
     with suppress(KeyError):
         leader.loop.run_once(0.1)
-    assert ("lost", "gpu-1") in leader.taken
+    assert leader.taken[1:] == [("records", 3), ("lost", "gpu-1"), ("death", 2), ("death", 3)]
     assert leader.dead() == [2, 3]
+
+
+def test_a_part_that_left_with_a_reason_is_gone_for_that_reason(leader: Leader) -> None:
+    leader.send(PEER_LOST, PartFailed("memory_limit", "too much memory", b"null", urgent=False))
+    leader.link.close()
+    leader.followers.await_deaths(PATIENCE_SECONDS)
+
+    assert leader.taken == [("failure", "gpu-1")]
