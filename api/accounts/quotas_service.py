@@ -7,9 +7,9 @@ from api.http.auth import Principal
 from api.schemas.requests import parse_quota
 from jobs.model.quota import DEFAULT_WINDOW_HOURS, LIMITS
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import quotas, tokens
+from jobs.store.accounts import quotas, tokens
+from jobs.store.accounts.quotas import QuotaUsage
 from jobs.store.client import AsyncRedisStore
-from jobs.store.quotas import QuotaUsage
 from shardyard.contract.errors import Forbidden, NotFound
 from shardyard.contract.quotas import QuotaLimit, QuotaList, QuotaView
 

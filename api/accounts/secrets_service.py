@@ -9,7 +9,7 @@ from api.http.auth import Principal
 from api.schemas import views
 from api.schemas.requests import parse_secret
 from jobs.model.spec import JobSpec
-from jobs.store import tenant_secrets
+from jobs.store.accounts import tenant_secrets
 from jobs.store.client import AsyncRedisStore
 from jobs.support import secret_keys
 from shardyard.contract.errors import FieldError, NotFound, UnknownSecret

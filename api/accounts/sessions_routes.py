@@ -10,7 +10,7 @@ from api.http import responses
 from api.http.deps import SESSION_COOKIE, Body, Caller, check_origin, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
-from jobs.store.sessions import SESSION_SECONDS
+from jobs.store.accounts.sessions import SESSION_SECONDS
 from shardyard.contract import responses as answers
 
 ServiceDep = Annotated[SessionService, Depends(service_of(SessionService))]

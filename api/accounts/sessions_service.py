@@ -6,7 +6,7 @@ from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas.requests import parse_sign_in
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import sessions, tokens
+from jobs.store.accounts import sessions, tokens
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unauthenticated
 from shardyard.contract.responses import Caller

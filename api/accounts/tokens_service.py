@@ -10,7 +10,7 @@ from api.http.auth import Authenticator, Principal
 from api.schemas import views
 from api.schemas.requests import make_quota, parse_new_token
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import quotas, tokens
+from jobs.store.accounts import quotas, tokens
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Forbidden, NotFound, UnboxedNodes
 from shardyard.contract.responses import NewToken, TokenList, TokenView

@@ -1,7 +1,7 @@
 """Counts what tenants and tokens with quotas use anew, after an API has started."""
 
+from jobs.store.accounts.quotas import recount_quotas
 from jobs.store.client import RedisStore
-from jobs.store.quotas import recount_quotas
 
 
 class QuotaRecount:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import structlog
 
-from jobs.store import tenant_secrets, webhooks
+from jobs.store.accounts import tenant_secrets, webhooks
 from jobs.store.client import RedisStore
 from jobs.support import secret_keys
 from jobs.support.secret_keys import SecretKeys

@@ -14,7 +14,7 @@ from api.http.audit_log import AuditLog
 from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Principal
 from api.http.deps import header_of
-from jobs.store import tokens
+from jobs.store.accounts import tokens
 from shardyard.contract.audit import AuditEntry
 
 MAX_REQUEST_ID: Final = 64

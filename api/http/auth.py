@@ -13,9 +13,9 @@ from api.http.exposure import UnsafeToStart, is_loopback
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import sessions, tokens
+from jobs.store.accounts import sessions, tokens
+from jobs.store.accounts.tokens import Scope
 from jobs.store.client import AsyncRedisStore
-from jobs.store.tokens import Scope
 from shardyard.contract.errors import Forbidden, Unauthenticated
 
 #: Everything else needs a token. They show whether the service is up and how to use it, the same to everyone.

@@ -14,7 +14,7 @@ from api.http.middleware import RATE_LIMIT_FIELDS
 from api.http.rate_limits import RateLimiter
 from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
 
 T = TypeVar("T")

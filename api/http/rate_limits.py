@@ -10,7 +10,7 @@ import math
 import time
 from collections import OrderedDict
 
-from jobs.store import rate_limits
+from jobs.store.accounts import rate_limits
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import RateLimited, Unavailable
 

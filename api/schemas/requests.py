@@ -14,8 +14,8 @@ from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
+from jobs.store.accounts.tokens import MAX_TEXT_LENGTH, Scope
 from jobs.store.shares import MAX_WEIGHT, MIN_WEIGHT
-from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
 from shardyard.contract.webhooks import EVENT_PATTERNS, EventPattern
 

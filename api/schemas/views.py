@@ -26,7 +26,7 @@ from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.model.state import OUT_OF_QUEUE, TERMINAL, JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import AttemptId, FleetRecords, HistoryPage, JobView
-from jobs.store.tenant_secrets import SecretRecord
+from jobs.store.accounts.tenant_secrets import SecretRecord
 from shardyard.contract.fleet import (
     BoxRightView,
     BoxView,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.store.webhooks import StoredEvent
+from jobs.store.accounts.webhooks import StoredEvent
 from shardyard.contract.responses import at
 from shardyard.contract.webhooks import DELIVERY_HEADER, EVENT_HEADER, SIGNATURE_HEADER, WebhookEvent
 from shardyard.webhooks import sign

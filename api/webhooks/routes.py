@@ -9,7 +9,7 @@ from api.http.deps import Body, Caller, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
 from api.webhooks.service import WebhookService
-from jobs.store.webhooks import MAX_LISTED
+from jobs.store.accounts.webhooks import MAX_LISTED
 from shardyard.contract.webhooks import DeliveryList, NewWebhook, PostedDelivery, WebhookList, WebhookView
 
 ServiceDep = Annotated[WebhookService, Depends(service_of(WebhookService))]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.store.webhooks import WebhookRecord, seal_name
+from jobs.store.accounts.webhooks import WebhookRecord, seal_name
 from jobs.support import secret_keys
 from shardyard.contract.errors import SecretKeyUnusable
 

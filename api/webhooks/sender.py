@@ -21,9 +21,9 @@ from api.webhooks.outgoing import DeliveryFailed, WebhookTransport
 from api.webhooks.payloads import render_delivery
 from api.webhooks.sealing import WebhookSecrets, unseal_secrets
 from jobs.protocol.names import SENDER_CHANNEL
-from jobs.store import webhooks
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.webhooks import DeliveryOutcome, TakenBatch, TakenDelivery
 from jobs.store.client import AsyncRedisStore
-from jobs.store.webhooks import DeliveryOutcome, TakenBatch, TakenDelivery
 from shardyard.contract.errors import SecretKeyUnusable, Unavailable
 
 log = structlog.get_logger(__name__)

@@ -13,9 +13,9 @@ from api.schemas.requests import NewWebhookRequest, WebhookChange, parse_new_web
 from api.webhooks import views
 from api.webhooks.addresses import AddressRules
 from api.webhooks.sealing import WebhookSecrets, seal_secrets, unseal_secrets
-from jobs.store import webhooks
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.webhooks import DeliveryPart, WebhookRecord
 from jobs.store.client import AsyncRedisStore
-from jobs.store.webhooks import DeliveryPart, WebhookRecord
 from shardyard.contract.errors import MalformedCursor, NotFound
 from shardyard.contract.webhooks import DeliveryList, NewWebhook, PostedDelivery, WebhookList, WebhookView
 

@@ -3,7 +3,7 @@
 import httpx
 import msgspec
 
-from jobs.store.webhooks import DeliveryRecord, WebhookRecord
+from jobs.store.accounts.webhooks import DeliveryRecord, WebhookRecord
 from shardyard.contract.responses import at, utc
 from shardyard.contract.webhooks import DeliveryView, NewWebhook, WebhookView
 

@@ -13,9 +13,9 @@ from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, Que
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import job_ref
+from jobs.store.accounts.quotas import raise_over_quota
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
-from jobs.store.quotas import raise_over_quota
 from jobs.store.specs import decode_spec, encode_spec
 from shardyard.contract.errors import (
     IdempotencyConflict,

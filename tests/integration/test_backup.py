@@ -15,7 +15,8 @@ from api.data import archive
 from jobs import store
 from jobs.files import identity as storage_proof
 from jobs.model.state import JobState, StateReason, SupervisorCommand
-from jobs.store import JobFilter, tenant_secrets, tokens
+from jobs.store import JobFilter
+from jobs.store.accounts import tenant_secrets, tokens
 from jobs.store.client import RedisStore
 from jobs.support import secret_keys
 from shardyard.contract.errors import InvalidRequest

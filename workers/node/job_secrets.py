@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.store import tenant_secrets
+from jobs.store.accounts import tenant_secrets
 from jobs.store.client import RedisStore
 from jobs.support import secret_keys
 

@@ -12,7 +12,7 @@ from jobs import store
 from jobs.files import identity
 from jobs.model.records import NodeInfo
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import tokens
+from jobs.store.accounts import tokens
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import UnboxedNodes
 from shardyard.contract.unboxed import refusal_text

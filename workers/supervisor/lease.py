@@ -26,9 +26,9 @@ from jobs import store
 from jobs.model.device_history import DeviceMark
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
-from jobs.store import webhooks
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.webhooks import PostedFinding
 from jobs.store.client import RedisStore
-from jobs.store.webhooks import PostedFinding
 from shardyard.contract.errors import Unavailable
 from workers.supervisor.ending import pending_end
 from workers.supervisor.ending.pending_end import PendingEnd

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jobs.store import tenant_secrets
+from jobs.store.accounts import tenant_secrets
 from jobs.store.client import RedisStore
 from jobs.support import secret_keys
 from jobs.support.secret_keys import SecretKeys

@@ -13,9 +13,9 @@ from jobs import store
 from jobs.model.records import BoxRights
 from jobs.model.settings import Settings
 from jobs.model.state import StateReason
-from jobs.store import tokens
+from jobs.store.accounts import tokens
+from jobs.store.accounts.tokens import Scope
 from jobs.store.client import RedisStore
-from jobs.store.tokens import Scope
 from tests.support.job_records import a_spec_body, node_info
 from tests.support.redis_server import running_redis
 

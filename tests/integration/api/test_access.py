@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from api.http.auth import is_public
 from jobs import store
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
 from tests.support.job_records import JOB
 

@@ -10,7 +10,7 @@ from jobs.files import paths
 from jobs.files.log_file import LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol.records import MetricSample
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_bundles import kept, script, upload
 from tests.integration.api.test_jobs import until_state

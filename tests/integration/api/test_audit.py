@@ -18,7 +18,7 @@ from api.http import audit, audit_log, audit_repeats
 from api.http.auth import SAFE
 from jobs.files import audit_files
 from jobs.model.settings import Settings
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from shardyard.client import AsyncClient, audit_entries
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.responses import at as format_time

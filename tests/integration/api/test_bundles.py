@@ -18,7 +18,7 @@ from api.bundles import service
 from jobs.bundles import bundle as bundles
 from jobs.files import paths
 from jobs.model.settings import Settings
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import ADMIN, Api, running
 from tests.support.hostile_zips import LINK, Part, names, zipped
 

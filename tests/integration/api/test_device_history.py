@@ -7,7 +7,7 @@ import pytest
 from jobs import store
 from jobs.model.device_history import DeviceMark
 from jobs.model.state import StateReason
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.store.world import TENANT, a_spec
 

@@ -16,9 +16,10 @@ import pytest
 from api.__main__ import WANTED_DESCRIPTORS
 from jobs import store
 from jobs.model.state import JobState, StateReason
-from jobs.store import JobFilter, tokens
+from jobs.store import JobFilter
+from jobs.store.accounts import tokens
+from jobs.store.accounts.tokens import Scope
 from jobs.store.client import RedisStore
-from jobs.store.tokens import Scope
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import DRAIN_EXPIRED, Process, api_process, until

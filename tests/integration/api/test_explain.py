@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 from tests.support.job_records import a_spec_body

@@ -3,7 +3,7 @@
 import pytest
 
 from api.background import retention
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import ADMIN, Api, bearer
 from tests.integration.api.test_access import every_route
 from tests.integration.api.test_bundles import script, submit, upload

@@ -12,7 +12,7 @@ from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
 from jobs.protocol.hardware import AttemptSamples, DeviceSamples, NodeReading, encode_readings, encode_samples
 from jobs.protocol.records import MetricSample
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from shardyard.contract.responses import Progress
 from tests.integration.api.conftest import Api
 from tests.support.job_records import JOB, a_spec_body

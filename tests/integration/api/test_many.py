@@ -9,7 +9,7 @@ import uuid_utils
 from structlog.testing import capture_logs
 
 from jobs import store
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 from tests.support.job_records import a_spec, a_spec_body

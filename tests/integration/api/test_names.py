@@ -6,7 +6,7 @@ import pytest
 
 from jobs import store
 from jobs.model.spec import JobSpec
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.support.job_records import a_spec_body
 

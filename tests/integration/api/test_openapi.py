@@ -8,7 +8,7 @@ import pytest
 from api.http.auth import PUBLIC, is_public
 from api.schemas import examples
 from jobs.model.settings import Settings
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from jobs.support import secret_keys
 from tests.integration.api.conftest import Api, bearer
 

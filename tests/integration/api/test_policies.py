@@ -7,7 +7,7 @@ import pytest
 from jobs import store
 from jobs.model.records import BOX_RIGHTS, BoxRights
 from jobs.model.settings import Settings
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api, running
 from tests.integration.api.test_jobs import until_state
 

@@ -4,7 +4,7 @@ import pytest
 
 from jobs import store
 from jobs.files import paths, profiles
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from shardyard.contract.responses import ProfileView, RankProfile
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state

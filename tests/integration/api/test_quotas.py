@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.support.job_records import a_spec_body
 

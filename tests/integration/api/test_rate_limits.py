@@ -6,8 +6,8 @@ import re
 import pytest
 
 from jobs.model.settings import Settings
-from jobs.store import rate_limits
-from jobs.store.tokens import Scope
+from jobs.store.accounts import rate_limits
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from api.background import secret_rotation
 from jobs.model.settings import Settings
-from jobs.store import tenant_secrets
-from jobs.store.tokens import Scope
+from jobs.store.accounts import tenant_secrets
+from jobs.store.accounts.tokens import Scope
 from jobs.support import secret_keys
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_bundles import script, submit, upload

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from jobs.protocol.names import session_key
-from jobs.store import sessions, tokens
+from jobs.store.accounts import sessions, tokens
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.test_process import api_process, until
 from tests.support.redis_server import RedisServer, redis_server

@@ -3,8 +3,8 @@
 import pytest
 from httpx import Response
 
-from jobs.store import sessions
-from jobs.store.tokens import Scope
+from jobs.store.accounts import sessions
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]

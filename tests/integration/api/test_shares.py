@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from jobs.store.tokens import Scope
+from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]

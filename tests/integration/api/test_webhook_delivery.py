@@ -16,9 +16,9 @@ from api.webhooks.sealing import WebhookSecrets, seal_secrets
 from api.webhooks.sender import SendingPolicy, WebhookSender
 from jobs import store
 from jobs.model.settings import Settings, parse_networks
-from jobs.store import webhooks
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.webhooks import WebhookRecord
 from jobs.store.client import AsyncRedisStore
-from jobs.store.webhooks import WebhookRecord
 from jobs.support import secret_keys
 from shardyard.webhooks import verify
 from tests.integration.store.world import World

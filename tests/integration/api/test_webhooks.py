@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from api.background import secret_rotation
 from api.webhooks.sealing import unseal_secrets
 from jobs.model.settings import Settings
-from jobs.store import webhooks
-from jobs.store.tokens import Scope
-from jobs.store.webhooks import MAX_WEBHOOKS, DeliveryOutcome
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.tokens import Scope
+from jobs.store.accounts.webhooks import MAX_WEBHOOKS, DeliveryOutcome
 from jobs.support import secret_keys
 from shardyard.webhooks import verify
 from tests.integration.api.conftest import Api, running

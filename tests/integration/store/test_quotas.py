@@ -10,8 +10,8 @@ import pytest
 from jobs import store
 from jobs.model.quota import Quota
 from jobs.model.state import TERMINAL, JobState, StateReason
-from jobs.store import quotas
-from jobs.store.quotas import QuotaUsage
+from jobs.store.accounts import quotas
+from jobs.store.accounts.quotas import QuotaUsage
 from shardyard.contract.errors import BundleQuota, OverQuota, QuotaExceeded
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import TENANT, World, bundle_id

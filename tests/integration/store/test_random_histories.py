@@ -29,7 +29,8 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, quotas, shares
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, shares
+from jobs.store.accounts import quotas
 from shardyard.contract.errors import (
     JobFinished,
     JobNotFinished,

@@ -10,7 +10,7 @@ import redis
 
 from jobs import store
 from jobs.protocol import names
-from jobs.store import sessions, tenant_secrets, tokens
+from jobs.store.accounts import sessions, tenant_secrets, tokens
 from jobs.store.acl import RedisRole, RedisServerKind, acl_rules, user_name
 from jobs.store.call import Word
 from jobs.store.client import RedisStore, connect

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jobs.store import tenant_secrets
-from jobs.store.tenant_secrets import MAX_SECRETS
+from jobs.store.accounts import tenant_secrets
+from jobs.store.accounts.tenant_secrets import MAX_SECRETS
 from shardyard.contract.errors import NotFound, SecretQuota
 from tests.integration.store.world import World
 

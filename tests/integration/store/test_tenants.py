@@ -8,8 +8,8 @@ import pytest
 from jobs import store
 from jobs.model.records import BoxRights
 from jobs.model.settings import Settings
-from jobs.store import tokens
-from jobs.store.tokens import Scope
+from jobs.store.accounts import tokens
+from jobs.store.accounts.tokens import Scope
 from shardyard.contract.errors import UnboxedNodes
 from tests.integration.store.world import World, node_info
 from workers.node.config import NodeConfig

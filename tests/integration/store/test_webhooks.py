@@ -6,8 +6,15 @@ import pytest
 
 from jobs import store
 from jobs.model.state import StateReason
-from jobs.store import webhooks
-from jobs.store.webhooks import MAX_WEBHOOKS, DeliveryOutcome, PostedFinding, TakenBatch, TakenWork, WebhookRecord
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.webhooks import (
+    MAX_WEBHOOKS,
+    DeliveryOutcome,
+    PostedFinding,
+    TakenBatch,
+    TakenWork,
+    WebhookRecord,
+)
 from shardyard.contract.errors import Conflict, NotFound, WebhookQuota
 from tests.integration.store.world import TENANT, World
 

@@ -13,7 +13,7 @@ from jobs import store
 from jobs.files import paths
 from jobs.files.frame_file import FrameKind, FrameReader
 from jobs.model.state import JobState, StateReason
-from jobs.store import tenant_secrets
+from jobs.store.accounts import tenant_secrets
 from jobs.support import secret_keys
 from tests.integration.workers.service import NODE, TENANT, eventually, is_dead
 from tests.integration.workers.two_nodes import NODES, OTHER, TwoNodes, end_process, two_nodes

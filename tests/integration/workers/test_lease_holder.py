@@ -11,9 +11,9 @@ import pytest
 from jobs import store
 from jobs.model.state import JobState, StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
-from jobs.store import webhooks
+from jobs.store.accounts import webhooks
+from jobs.store.accounts.webhooks import PostedFinding, WebhookRecord
 from jobs.store.client import RedisStore
-from jobs.store.webhooks import PostedFinding, WebhookRecord
 from shardyard.contract.errors import Unavailable
 from tests.integration.store.world import World
 from tests.support.redis_server import RedisServer, redis_server

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.files import metric_file, paths
 from jobs.model.state import JobState, StateReason
-from jobs.store import tenant_secrets
+from jobs.store.accounts import tenant_secrets
 from jobs.support import secret_keys
 from tests.integration.workers.service import TENANT, Service, eventually, running_service
 from tests.support.leak_search import read_everything

@@ -16,7 +16,7 @@ from jobs.protocol.hardware import AttemptSamples
 from jobs.protocol.packets import SingleRecord
 from jobs.protocol.records import MetricSample, Step
 from jobs.splits.device_marks import DeviceTimes
-from jobs.store.webhooks import PostedFinding
+from jobs.store.accounts.webhooks import PostedFinding
 from jobs.support import failpoints
 from shardyard.contract.report import Finding, Report, encode_report
 from workers.supervisor.report.aggregator import Aggregator

@@ -7,8 +7,8 @@ import pytest
 from api.http.auth import PUBLIC, Principal, is_public, load_operator_token
 from api.http.exposure import UnsafeToStart
 from jobs.model.settings import Settings
-from jobs.store import tokens
-from jobs.store.tokens import Scope
+from jobs.store.accounts import tokens
+from jobs.store.accounts.tokens import Scope
 from shardyard.contract.errors import Forbidden
 
 TEXT = "an-operators-own-long-token"

@@ -8,7 +8,7 @@ import pytest
 
 from api.webhooks.payloads import MAX_LINE, describe_event, render_delivery
 from api.webhooks.views import shown_url
-from jobs.store.webhooks import StoredEvent
+from jobs.store.accounts.webhooks import StoredEvent
 from shardyard import webhooks
 from shardyard.contract.webhooks import EVENT_KINDS, EVENT_PATTERNS
 

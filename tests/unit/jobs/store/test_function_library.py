@@ -11,7 +11,7 @@ from jobs.store.function_library import MAX_OTHER_LIBRARIES, SHARED_PARTS, funct
 
 LUA = Path(jobs.__file__).parent / "store" / "lua"
 FUNCTIONS = sorted(LUA.glob("*/*.lua"))
-STORE = sorted((Path(jobs.__file__).parent / "store").glob("*.py"))
+STORE = sorted((Path(jobs.__file__).parent / "store").rglob("*.py"))
 DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jobs.store.webhooks import PostedFinding
+from jobs.store.accounts.webhooks import PostedFinding
 from shardyard.contract.report import Finding, decode_report
 from workers.supervisor.telemetry import report_publisher
 from workers.supervisor.telemetry.report_publisher import MAX_POSTED_FINDINGS, REPORT_SECONDS, ReportPublisher

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from jobs.model.records import TokenRecord
 from jobs.protocol.names import session_key
+from jobs.store.accounts.tokens import hash_secret
 from jobs.store.call import Call, call_function, ignore_reply
-from jobs.store.tokens import hash_secret
 
 SESSION_SECONDS = 12 * 3600
 #: An id as `new_id` makes it has 43 characters; anything longer is none.
