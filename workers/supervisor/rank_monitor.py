@@ -338,9 +338,10 @@ class RankMonitor:
         if self._stop.is_saving and outcome is not None and outcome.kind == "stopped":
             self._stop.terminate_stopped(monotonic())
         elif self._end.is_working and not self._stalls.is_asking:
-            first, report = self._find_first_failure(rank, outcome)
-            if not self._end.is_working:
-                return  # a part was lost, of which its peers knew first
+            failure = self._find_first_failure(rank, outcome)
+            if failure is None:
+                return
+            first, report = failure
             if report is not None and is_collective_timeout(report) and len(self._ranks) > 1:
                 self._stalls.ask_then(partial(self._end_failed, first, report), monotonic())
             else:
@@ -358,8 +359,9 @@ class RankMonitor:
         outcome = self._failures.classify_failure(failed, report)
         self._stop.terminate_ranks(outcome if hang is None else name_hang(outcome, hang.message), monotonic())
 
-    def _find_first_failure(self, rank: RankHandle, outcome: Outcome | None) -> RankFailure:
-        """The rank that failed first, as far as that can be known: the job's error names it."""
+    def _find_first_failure(self, rank: RankHandle, outcome: Outcome | None) -> RankFailure | None:
+        """The rank that failed first, as far as that can be known: the job's error names it. None where the attempt
+        is ending for another cause by now: a part was lost, of which its peers knew before the supervisor."""
         if self._end.first_failure is not None:
             return self._end.first_failure
         # Peers of a dead rank report broken connections, perhaps before its death is visible: look for it first.
@@ -368,6 +370,8 @@ class RankMonitor:
             await_death([other for other in others if other.is_dying], DEATH_SECONDS)
             if self._followers is not None and may_have_lost_peer(outcome):
                 self._followers.await_deaths(DEATH_SECONDS)
+                if not self._end.is_working:
+                    return None
         silent = next((one for one in self._ranks if one.reap() and not self._has_reported(one)), None)
         failure = RankFailure(rank.number, outcome) if silent is None else RankFailure(silent.number, None)
         return self._end.keep_first_failure(failure)
