@@ -103,6 +103,7 @@ def test_a_service_is_made_anew_from_a_back_up_of_one_that_ran(up: Up, elsewhere
         second.close()
 
 
+@pytest.mark.slow
 def test_old_jobs_are_archived_by_the_running_service(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_RETENTION_DAYS", "0.00001")
     client = up.start()

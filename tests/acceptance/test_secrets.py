@@ -54,6 +54,7 @@ def everything(up: Up) -> bytes:
         return read_everything(up.data_dir, control, telemetry)
 
 
+@pytest.mark.slow
 def test_a_secret_is_used_and_its_value_is_nowhere_afterwards(up: Up, project: Path) -> None:
     client = up.start()
     assert (up.data_dir / "secret.key").stat().st_mode & 0o777 == 0o600

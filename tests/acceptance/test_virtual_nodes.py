@@ -92,6 +92,7 @@ def test_another_number_of_nodes_takes_the_service_over_and_ends_the_workers_of_
     wait_for_state(client, job, "cancelled")
 
 
+@pytest.mark.slow
 def test_gpus_are_not_divided_among_virtual_nodes_and_the_number_of_nodes_has_a_limit(up: Up) -> None:
     for options, words in (
         (("--nodes", "2", "--devices", "cuda:0"), "cuda:0"),

@@ -178,6 +178,7 @@ def test_row_33_a_host_that_is_cut_off_kills_its_ranks_and_keeps_its_devices_unt
     resumes(hosts, job, undisturbed, StateReason.NODE_LOST)
 
 
+@pytest.mark.slow
 def test_row_34_hosts_that_do_not_reach_each_other_are_named_and_the_job_resumes(
     hosts: HostService, undisturbed: Any
 ) -> None:

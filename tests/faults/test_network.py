@@ -34,6 +34,7 @@ def apart(place: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield site
 
 
+@pytest.mark.slow
 def test_row_11_a_worker_cut_off_for_less_than_its_lease_trains_on_and_nobody_notices(
     apart: Site, place: Network
 ) -> None:

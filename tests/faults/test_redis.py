@@ -242,6 +242,7 @@ def test_row_12_a_delete_whose_reply_is_lost_removes_the_job_with_its_files(site
     assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 404
 
 
+@pytest.mark.slow
 def test_row_12_what_the_operator_says_of_nodes_is_repeated_harmlessly_when_replies_are_lost(site: Site) -> None:
     commands = ("drain_node", "quarantine_device", "unquarantine", "forget_node", "register_node")
     rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in commands]

@@ -95,6 +95,7 @@ def test_a_job_that_comes_while_the_disk_is_low_waits_for_room(site: Site) -> No
     assert len(site.attempts(job)) == 1
 
 
+@pytest.mark.slow
 def test_attempts_on_a_full_disk_that_nobody_here_has_filled_wait_for_room_at_no_cost(site: Site) -> None:
     site.allow(losses={StateReason.STORAGE_LOW}, may_drop=True)
     job = site.running()

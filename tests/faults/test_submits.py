@@ -101,6 +101,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_row_16_two_dispatchers_and_a_thousand_jobs_never_lease_a_device_twice(
     server: RedisServer, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ atexit._run_exitfuncs()
 """
 
 
+@pytest.mark.slow
 def test_how_long_torch_compiled_is_told_where_it_compiled_and_nothing_is_looked_for_otherwise() -> None:
     ran = subprocess.run([sys.executable, "-c", COMPILE_TIMES], capture_output=True, text=True, check=True, timeout=60)
     said = ran.stdout.splitlines()
@@ -81,6 +82,7 @@ print(faults[-1] - faults[-4])
 """
 
 
+@pytest.mark.slow
 def test_memory_that_a_step_has_freed_is_used_again_by_the_next_one() -> None:
     ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, timeout=60)
     assert int(ran.stdout) < 300  # 4,096 pages a step, where each asks the kernel anew

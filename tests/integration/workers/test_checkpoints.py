@@ -155,6 +155,7 @@ def assert_as_if_undisturbed(service: Service, job: str, number: int, reference:
     assert service.job(job).result == service.job(reference).result
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
     service: Service, undisturbed: Callable[[str, int], str]
 ) -> None:

@@ -43,6 +43,7 @@ def test_storage_that_cannot_be_written_is_named_and_the_job_runs_when_it_can(se
     assert service.ended(job).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_a_node_whose_storage_is_no_longer_mounted_takes_no_work_until_it_is(tmp_path: Path) -> None:
     with running_service(tmp_path) as service:
         worker = service.worker

@@ -98,6 +98,7 @@ def test_a_worker_that_comes_back_goes_on_with_what_was_left_of_the_deadline(ser
     service.ended(job)
 
 
+@pytest.mark.slow
 def test_a_worker_that_drains_waits_for_its_attempts_takes_none_and_ends_well(service: Service) -> None:
     service.stop_worker()
     service.start_worker([*KEEPER, "--drain"])

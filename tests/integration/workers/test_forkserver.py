@@ -92,6 +92,7 @@ def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_af
     assert warm == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
     assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
+@pytest.mark.slow
 def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServer, tmp_path: Path) -> None:
     assert server.pid is not None
     supervisor = psutil.Process(server.start_supervisor(a_launch(tmp_path), "unix:///none", "unix:///none"))

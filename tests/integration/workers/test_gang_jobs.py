@@ -242,6 +242,7 @@ def test_a_cancel_ends_the_ranks_of_both_nodes(nodes: TwoNodes) -> None:
     assert all(map(is_dead, everyone))
 
 
+@pytest.mark.slow
 def test_a_part_that_does_not_join_sends_the_attempt_back_at_no_cost(nodes: TwoNodes) -> None:
     stopped = [nodes.other_worker.pid]
     for pid in stopped:

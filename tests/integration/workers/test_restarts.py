@@ -46,6 +46,7 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_the_job_starts_again(serv
     eventually(lambda: len(service.events("supervisor_lost")) == lost + 1, "it is logged")
 
 
+@pytest.mark.slow
 def test_a_killed_forkserver_is_warm_again_before_a_job_needs_it(service: Service) -> None:
     warmed = len(service.events("forkserver_warm"))
     os.kill(_forkserver(service), signal.SIGKILL)
@@ -53,6 +54,7 @@ def test_a_killed_forkserver_is_warm_again_before_a_job_needs_it(service: Servic
     assert service.ended(service.submit("ddp", 2)).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_a_job_that_comes_right_after_the_forkserver_was_killed_runs_in_its_first_attempt(service: Service) -> None:
     os.kill(_forkserver(service), signal.SIGKILL)
     record = service.ended(service.submit("single"), 60)
@@ -100,6 +102,7 @@ def test_a_supervisor_that_slept_until_its_job_was_over_does_nothing(service: Se
     assert service.job(job) == before
 
 
+@pytest.mark.slow
 def test_nothing_of_a_worker_that_was_killed_waits_for_work(service: Service) -> None:
     spare, server = _spare(service), _forkserver(service)
     service.kill_worker()

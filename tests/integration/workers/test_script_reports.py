@@ -176,6 +176,7 @@ def test_a_last_step_that_was_finished_is_reported_although_the_script_never_end
     assert "patterns.steps" not in report["notes"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_the_group_until_the_limit_is_named(service: Service) -> None:
     source = (
         "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n"

@@ -246,20 +246,20 @@ def growth(told: RecipeAggregator, numbers: Sequence[int]) -> int:
         tracemalloc.stop()
 
 
-def test_a_hundred_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
+def test_twenty_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
     told = aggregator(make_spec("ddp", 2, 4), None)
     for rank in (0, 1):
         told.add_record(rank, split(0, [rank], [4]))
     feed_steps(told, range(1000))
     size = len(encode_report(told.make_report(final=False)))
-    feed_steps(told, range(1000, 85_000))
+    feed_steps(told, range(1000, 14_000))
     # A table that happens to be resized shows in one window; memory that steps keep shows in every one.
-    grown = min(growth(told, range(start, start + 5000)) for start in (85_000, 90_000, 95_000))
+    grown = min(growth(told, range(start, start + 2000)) for start in (14_000, 16_000, 18_000))
     report = told.make_report(final=False)
 
-    assert grown < 5000 * 8  # less than one pointer a step
+    assert grown < 2000 * 8  # less than one pointer a step
     assert len(encode_report(report)) < size + 100
-    assert counted(report) == {("train", (4, 4)): 100_000}
+    assert counted(report) == {("train", (4, 4)): 20_000}
 
 
 def test_splits_beyond_the_limit_count_in_one_other_pattern() -> None:
