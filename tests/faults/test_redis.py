@@ -92,7 +92,9 @@ def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run
             server.config_set("maxmemory", "1mb")
         try:
             answer = site.caller.call("POST", "/v1/jobs", key=uuid.uuid4().hex, json=site.body())
-            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+            # The second one where the API has looked at the server's memory meanwhile: it does so every few seconds.
+            assert answer.status_code == 503
+            assert answer.json()["code"] in ("unavailable", "store_full")
             assert int(answer.headers["retry-after"]) > 0
             heartbeat = site.attempts(job)[0].heartbeat
             eventually(lambda: site.attempts(job)[0].heartbeat > heartbeat, "it beats")
