@@ -35,12 +35,12 @@ _PERSON = "  {name}: {{password: {name}, email: {name}@example.com, groups: [{gr
 
 
 @contextmanager
-def running_provider(directory: Path) -> Iterator[str]:
-    """The issuer of a provider that runs meanwhile."""
+def running_provider(directory: Path, callback: str = CALLBACK) -> Iterator[str]:
+    """The issuer of a provider that runs meanwhile. `callback` is where it may send browsers."""
     directory.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     issuer = f"http://localhost:{port}"
-    settings = {"port": port, "issuer": issuer, "client": CLIENT_ID, "secret": CLIENT_SECRET, "callback": CALLBACK}
+    settings = {"port": port, "issuer": issuer, "client": CLIENT_ID, "secret": CLIENT_SECRET, "callback": callback}
     (directory / "settings.yaml").write_text(_SETTINGS.format(**settings))
     people = "\n".join(_PERSON.format(name=name, groups=", ".join(groups)) for name, groups in PEOPLE.items())
     (directory / "users.yaml").write_text(f"config_version: 1\nusers:\n{people}\n")
@@ -75,7 +75,7 @@ def query_of(url: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(url).query))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
