@@ -1,4 +1,5 @@
-"""Pages that a browser gets from the routes of single sign-on: a person comes there, so an error is for people."""
+"""Pages that a browser gets from the routes of single sign-on: a person comes there, so an error is for people. Others
+get it as they get all errors."""
 
 from collections.abc import Callable, Coroutine
 from html import escape
@@ -31,12 +32,14 @@ _PAGE: Final = """<!DOCTYPE html>
 
 
 class PageRoute(APIRoute):
-    """A route whose errors are pages."""
+    """A route whose errors are pages, for those who ask for HTML."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:
+            if "text/html" not in request.headers.get("accept", ""):
+                return await handle(request)
             try:
                 return await handle(request)
             except RequestValidationError:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import msgspec
-import structlog
 
 from api.accounts.single_sign_on.config import SingleSignOnConfig, is_safe_url
 from api.accounts.single_sign_on.pending import PendingSignIn, begin_pending, parse_cookie
@@ -30,8 +29,6 @@ from shardyard.contract.responses import DeviceSignIn, DeviceSignInState, NewTok
 
 if TYPE_CHECKING:
     from api.accounts.single_sign_on.provider import IdentityProvider
-
-log = structlog.get_logger(__name__)
 
 DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 #: Tokens for the command line that somebody may have at a time; the oldest goes first.
@@ -229,13 +226,17 @@ class SingleSignOnService:
         access = None if rule is None else GrantedAccess(rule.tenant, frozenset(map(str, rule.scopes)))
         known = await self._store.run(tokens.read_token(identity))
         tenants = {rule.tenant for rule in config.rules} | ({known.tenant} if known is not None else set())
-        now = time.time_ns() // 1000
+        now, ended = time.time_ns() // 1000, False
         for tenant in sorted(tenants):
             found = await self._store.run(tokens.list_tokens(tenant))
             for token in identities.outdated_tokens(found, identity, access, now=now, kept=kept):
                 await self._revoke_token(token)
+                if not tokens.is_expired(token, now=now):
+                    audit.log_audit_event(_principal(token), "token_revoked", revoked=token.id, by="single_sign_on")
+                    ended = True
         if access is None:
-            audit.note_refused(Principal("", "", frozenset(), f"{person.name} (single sign-on)"))
+            if not ended:  # else there are entries of what they have lost
+                audit.note_refused(Principal("", "", frozenset(), f"{person.name} (single sign-on)"))
             raise NoAccess(
                 f"{person.name} is signed in at the identity provider, but has no access to this service; "
                 "ask its operator for an access rule"
@@ -251,7 +252,6 @@ class SingleSignOnService:
         with suppress(NotFound):  # another process was first
             await self._store.run(tokens.revoke_token(token.tenant, token.id))
         self._authenticator.forget_token(token.id)
-        log.info("single_sign_on_token_ended", token=token.id, tenant=token.tenant)
 
 
 def _make_provider(config: SingleSignOnConfig) -> "IdentityProvider":

@@ -13,7 +13,7 @@ from joserfc.jwk import KeySet
 from api.accounts.single_sign_on import provider as provider_module
 from jobs.model.settings import Settings
 from tests.integration.api.conftest import Api, running
-from tests.integration.api.test_single_sign_on import with_sign_on
+from tests.integration.api.test_single_sign_on import BROWSERS_ACCEPT, become_a_browser, with_sign_on
 from tests.support.hostile_provider import Claims, HostileProvider, hostile_provider, make_key
 from tests.support.identity_provider import query_of
 
@@ -33,7 +33,7 @@ def provider() -> Iterator[HostileProvider]:
 @pytest.fixture
 async def api(settings: Settings, provider: HostileProvider) -> AsyncIterator[Api]:
     async with running(with_sign_on(settings, provider.issuer)) as api:
-        del api.client.headers["Authorization"]
+        become_a_browser(api)
         yield api
 
 
@@ -187,6 +187,7 @@ async def test_a_provider_that_hangs_is_given_up_at_the_deadline_and_left_alone(
     monkeypatch.setattr(provider_module, "RETRY_SECONDS", 60.0)
     provider.holding = threading.Event()
     async with running(with_sign_on(settings, provider.issuer)) as api:
+        api.client.headers["Accept"] = BROWSERS_ACCEPT
         pages = await asyncio.gather(*(api.client.get("/v1/sign-in/oidc") for _ in range(20)))
         assert {page.status_code for page in pages} == {503}
         assert all("sign in with a token" in page.text for page in pages)
@@ -199,6 +200,7 @@ async def test_a_provider_that_is_down_is_a_503_with_advice(settings: Settings) 
     with hostile_provider() as gone:
         issuer = gone.issuer
     async with running(with_sign_on(settings, issuer)) as api:
+        api.client.headers["Accept"] = BROWSERS_ACCEPT
         page = await api.client.get("/v1/sign-in/oidc")
         assert (page.status_code, "try again in a minute, or sign in with a token" in page.text) == (503, True)
         problem = await api.client.post("/v1/sign-in/device")
@@ -221,6 +223,7 @@ async def test_slow_down_and_expiry_of_a_command_lines_sign_in_are_told(api: Api
 async def test_only_a_verified_address_counts(settings: Settings, provider: HostileProvider) -> None:
     rules = '[[rule]]\nclaim = "email"\nvalue = "a@example.com"\ntenant = "vision"\nscopes = ["read"]\n'
     async with running(with_sign_on(settings, provider.issuer, rules)) as api:
+        become_a_browser(api)
         for verified, status in ((None, 403), (False, 403), ("true", 403), (True, 303)):
             claims = {"email": "a@example.com", "email_verified": verified}
             answer = await sign_in(api, provider, well_signed, **claims)

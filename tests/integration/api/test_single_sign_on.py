@@ -29,6 +29,7 @@ from tests.support.identity_provider import (
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 OIDC_SETTINGS = ("issuer", "client_id", "rules_file", "scopes")
+BROWSERS_ACCEPT = "text/html,application/xhtml+xml,*/*;q=0.8"
 OWN = {"Origin": "http://localhost", "Host": "localhost"}
 NO_BOX = BoxRights("none", dict.fromkeys(BOX_RIGHTS, "user namespaces are turned off"))
 RULES = """
@@ -68,8 +69,14 @@ def with_sign_on(settings: Settings, issuer: str, rules: str = RULES, **more: An
 @pytest.fixture
 async def api(settings: Settings, issuer: str) -> AsyncIterator[Api]:
     async with running(with_sign_on(settings, issuer)) as api:
-        del api.client.headers["Authorization"]
+        become_a_browser(api)
         yield api
+
+
+def become_a_browser(api: Api) -> None:
+    """A client that sends no token by itself, and wants pages."""
+    del api.client.headers["Authorization"]
+    api.client.headers["Accept"] = BROWSERS_ACCEPT
 
 
 async def come_back(api: Api, name: str, next_path: str = "/") -> Response:
@@ -194,24 +201,27 @@ async def test_signing_in_again_keeps_other_browsers_and_losing_the_rule_ends_al
     settings: Settings, issuer: str
 ) -> None:
     async with running(with_sign_on(settings, issuer)) as api:
-        del api.client.headers["Authorization"]
+        become_a_browser(api)
         first, second = await sign_in(api, "alice"), await sign_in(api, "alice")
         token = await log_in(api, "alice")
         everywhere = (first, second, bearer(token["token"]))
         assert [(await api.client.get("/v1/me", headers=each)).status_code for each in everywhere] == [200, 200, 200]
     async with running(with_sign_on(settings, issuer, RULES.replace('"vision"\ntenant', '"others"\ntenant'))) as api:
-        del api.client.headers["Authorization"]
+        become_a_browser(api)
         assert (await come_back(api, "alice")).status_code == 403
         assert [(await api.client.get("/v1/me", headers=each)).status_code for each in everywhere] == [401, 401, 401]
         assert await own_tokens(api, "vision") == []
+        ended = (await api.get("/v1/audit", params={"action": "token_revoked"}, headers=bearer(ADMIN)))["entries"]
+        assert {(entry["tenant"], entry["details"]["by"]) for entry in ended} == {("vision", "single_sign_on")}
+        assert token["id"] in {entry["details"]["revoked"] for entry in ended}
 
 
 async def test_a_change_of_rights_ends_what_began_under_the_old_ones(settings: Settings, issuer: str) -> None:
     async with running(with_sign_on(settings, issuer)) as api:
-        del api.client.headers["Authorization"]
+        become_a_browser(api)
         old = await sign_in(api, "alice")
     async with running(with_sign_on(settings, issuer, RULES.replace('["submit"]', '["read"]'))) as api:
-        del api.client.headers["Authorization"]
+        become_a_browser(api)
         new = await sign_in(api, "alice")
         assert (await api.client.get("/v1/me", headers=old)).status_code == 401
         assert (await api.get("/v1/me", headers=new))["scopes"] == ["read"]
@@ -355,8 +365,10 @@ def test_login_stores_a_token_that_only_its_owner_can_read_and_commands_use_it(
 async def test_a_service_without_single_sign_on_says_so(settings: Settings) -> None:
     async with running(settings) as api:
         assert await api.get("/v1/sign-in") == {"single_sign_on": "", "device": False}
-        page = await api.client.get("/v1/sign-in/oidc")
-        assert (page.status_code, "no single sign-on" in page.text) == (404, True)
+        problem = await api.client.get("/v1/sign-in/oidc")
+        assert (problem.status_code, problem.json()["code"]) == (404, "not_found")
+        page = await api.client.get("/v1/sign-in/oidc", headers={"Accept": BROWSERS_ACCEPT})
+        assert (page.status_code, "<p>This service has no single sign-on" in page.text) == (404, True)
         assert (await api.client.get("/v1/sign-in/oidc/callback")).status_code == 404
         assert (await api.client.post("/v1/sign-in/device")).json()["code"] == "not_found"
 
