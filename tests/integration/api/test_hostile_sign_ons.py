@@ -180,6 +180,26 @@ async def test_metadata_that_leads_elsewhere_is_not_followed(
     assert provider.asked == ["/.well-known/openid-configuration"]
 
 
+async def test_over_tls_cookies_are_for_tls_and_for_this_host_alone(
+    settings: Settings, provider: HostileProvider
+) -> None:
+    """Nobody at another host of the domain can put a sign-in of their own into somebody's browser."""
+    url = "https://localhost"
+    async with running(with_sign_on(settings, provider.issuer, public_url=url)) as api:
+        begun = await api.client.get("/v1/sign-in/oidc")
+        cookie = begun.headers["set-cookie"]
+        assert cookie.startswith("__Host-shardyard_sign_in=")
+        assert all(part in cookie for part in ("HttpOnly", "SameSite=lax", "Path=/;", "Secure", "Max-Age=600"))
+        sent = query_of(begun.headers["location"])
+        assert sent["redirect_uri"] == f"{url}/v1/sign-in/oidc/callback"
+        provider.token_answer = (200, {"id_token": provider.sign(provider.claims(sent["nonce"]))})
+        query, headers = {"code": "c", "state": sent["state"]}, {"Cookie": cookie.partition(";")[0]}
+        answer = await api.client.get("/v1/sign-in/oidc/callback", params=query, headers=headers)
+        pending, session = answer.headers.get_list("set-cookie")
+        assert (pending.startswith("__Host-shardyard_sign_in="), "Max-Age=0" in pending) == (True, True)
+        assert all(part in session for part in ("shardyard_session=", "Secure", "HttpOnly", "SameSite=strict"))
+
+
 async def test_a_provider_that_hangs_is_given_up_at_the_deadline_and_left_alone(
     settings: Settings, provider: HostileProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
