@@ -17,6 +17,9 @@ from api.accounts.quotas_service import QuotaService
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
 from api.accounts.shares_service import ShareService
+from api.accounts.single_sign_on import routes as single_sign_on_routes
+from api.accounts.single_sign_on.config import SingleSignOnConfig, read_config
+from api.accounts.single_sign_on.service import SingleSignOnService
 from api.accounts.tokens_service import TokenService
 from api.audit import routes as audit_routes
 from api.audit.service import AuditService
@@ -111,6 +114,8 @@ ROUTERS = (
     tokens_routes.router,
     quotas_routes.router,
     sessions_routes.router,
+    single_sign_on_routes.router,
+    single_sign_on_routes.pages,
     audit_routes.router,
     system_routes.router,
     docs_routes.router,
@@ -123,15 +128,16 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         UnsafeToStart: it would be open to others without a token.
-        ValueError: no control Redis is set.
+        ValueError: no control Redis is set, or what is set about single sign-on cannot be used.
     """
     operator = load_operator_token(settings)
     settings.control_url()
+    single_sign_on = read_config(settings)
     monitoring = ProcessMetrics()
     app = FastAPI(
         title="Shardyard",
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
-        lifespan=partial(_lifespan, settings, operator),
+        lifespan=partial(_lifespan, settings, operator, single_sign_on),
         dependencies=[Depends(authenticate)],
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.system.routes has one
         redirect_slashes=False,
@@ -150,7 +156,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(
+    settings: Settings, operator: TokenRecord, single_sign_on: SingleSignOnConfig | None, app: FastAPI
+) -> AsyncIterator[None]:
     """What an application has while it serves: connections, the scheduler, the sweeps."""
     control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
     telemetry = TelemetryReader(connect(settings.telemetry()))
@@ -182,6 +190,8 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     app.state.authenticator = authenticator
     app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
     app.state.services = {type(service): service for service in services}
+    sign_on = SingleSignOnService(control, authenticator, app.state.services[TokenService], single_sign_on)
+    app.state.services[SingleSignOnService] = sign_on
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
     app.state.audit_log.start()
     scheduler.start()
@@ -215,6 +225,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         hint_sender.close()
         app.state.write_audit_repeats(at_once=True)
         await asyncio.to_thread(app.state.audit_log.close)
+        await sign_on.close()
         reconciled.close()
         await telemetry.close()
         await control.close()

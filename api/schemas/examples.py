@@ -81,6 +81,8 @@ WEBHOOK_CHANGES: dict[str, dict[str, Any]] = {"take_a_break": {"active": False}}
 
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
 
+DEVICE_SIGN_INS: dict[str, dict[str, Any]] = {"while_somebody_signs_in": {"device_code": "GmRhmhcxhwAzkoEqiMEg..."}}
+
 TOKENS: dict[str, dict[str, Any]] = {
     "a_token_for_ci": {"name": "ci", "scopes": ["submit"], "expires_in_seconds": 2_592_000},
     "a_token_that_may_only_look": {"name": "wall screen", "scopes": ["read"]},

@@ -24,6 +24,7 @@ MAX_DRAIN_SECONDS = 30 * 86_400
 #: Of a value in UTF-8.
 MAX_SECRET_BYTES = 65_536
 MAX_URL_LENGTH = 2048
+MAX_DEVICE_CODE_LENGTH = 2048
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
 MAX_SPEC_VALUES = 5_000
 #: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
@@ -70,6 +71,14 @@ class SignInRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH)
+
+
+class DeviceSignInRequest(BaseModel):
+    """Asks for the token of a sign-in of a command line, by its `device_code`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device_code: str = Field(min_length=1, max_length=MAX_DEVICE_CODE_LENGTH, pattern=r"^[!-~]+$")
 
 
 class CancelRequest(BaseModel):
@@ -180,6 +189,7 @@ class QuarantineRequest(BaseModel):
 
 SECRET = f'send {{"value": "..."}} with text of 1 to {MAX_SECRET_BYTES} bytes, and without NUL'
 SIGN_IN = f'send {{"token": "..."}} with a bearer token of at most {MAX_TEXT_LENGTH} characters'
+DEVICE_SIGN_IN = 'send {"device_code": "..."} with the code of an answer of POST /v1/sign-in/device'
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -216,6 +226,15 @@ def parse_sign_in(body: bytes) -> str:
         return _parse_body(SignInRequest, body, "the sign-in is not valid").token.strip()
     except InvalidRequest as error:
         raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
+
+
+def parse_device_sign_in(body: bytes) -> str:
+    """The device code of a sign-in. Raises MalformedJson, InvalidRequest; the error does not repeat the code, which is
+    a secret."""
+    try:
+        return _parse_body(DeviceSignInRequest, body, "the sign-in is not valid").device_code
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, fields=(FieldError("device_code", DEVICE_SIGN_IN),)) from None
 
 
 def parse_secret(name: str, body: bytes) -> str:

@@ -80,6 +80,39 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
 
+    public_url: str = Field(
+        "",
+        max_length=500,
+        description="address of this service in people's browsers, for example https://shardyard.example.com; for "
+        "single sign-on",
+    )
+    oidc_issuer: str = Field(
+        "",
+        max_length=500,
+        description="identity provider of single sign-on: its issuer, exactly as its discovery document has it; "
+        "without it, people sign in with tokens",
+    )
+    oidc_client_id: str = Field("", max_length=500, description="id of this service at the identity provider")
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="its secret there; without it, and without the file, the client is a public one"
+    )
+    oidc_client_secret_file: OptionalFile = Field(None, description="file with that secret")
+    oidc_rules_file: OptionalFile = Field(
+        None, description="TOML file with the access rules: which tenant and scopes somebody gets for which claim"
+    )
+    oidc_scopes: str = Field(
+        "openid profile email",
+        max_length=500,
+        pattern=r"^([!-~]+ )*openid( [!-~]+)*$",
+        description="scopes that the identity provider is asked for; some send groups only for one of their own",
+    )
+    oidc_session_seconds: float = Field(
+        28_800,
+        ge=60,
+        le=604_800,
+        description="how long somebody stays signed in by single sign-on before the identity provider is asked again",
+    )
+
     webhook_networks: Annotated[str, AfterValidator(_require_networks)] = Field(
         "",
         max_length=4096,

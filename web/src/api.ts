@@ -368,6 +368,11 @@ export interface Me {
   operator: boolean;
 }
 
+export interface SignInWays {
+  /** Name of the identity provider; "" where there is none. */
+  single_sign_on: string;
+}
+
 export interface FieldError {
   field: string;
   message: string;
