@@ -114,15 +114,14 @@ class AttemptRun:
             self._serve_rendezvous(port)
             if config.is_gang:
                 meeting = variables_of_node(config.address, *address)
-        devices = {config.part: config.devices}
         if self._link_listener is not None:
             self._followers = self._admit_followers(self._link_listener)
             self._ranks = [*self._ranks, *self._followers.ranks]
-            devices |= self._followers.await_devices()
+            self._followers.await_devices()
         is_complete = self._working_directory is None and checkpoint_settings(config.spec) is None
         if is_complete:
             self._start_ranks(StartMessage(None, meeting=meeting))
-        self._publisher = _open_publisher(config, devices, telemetry_url, self._redactor, self._lease)
+        self._publisher = _open_publisher(config, self.devices, telemetry_url, self._redactor, self._lease)
         if self._working_directory is not None:
             self._listener = _listen_to_descendants(self._working_directory, self._publisher, self._box)
             working_dir.hand_to_ranks(config, self._working_directory, self._box)
@@ -192,6 +191,12 @@ class AttemptRun:
     def clean(self, value: T) -> T:
         """The same text, or mapping or tuple of texts, without values of the job's secrets."""
         return value if self._redactor is None else self._redactor.clean_tree(value)
+
+    @property
+    def devices(self) -> dict[int, tuple[DeviceRecord, ...]]:
+        """Those of each part: of all of them once `open` has heard of the followers'."""
+        own = {self._config.part: self._config.devices}
+        return own if self._followers is None else own | self._followers.devices
 
     @property
     def device_times(self) -> DeviceTimes | None:

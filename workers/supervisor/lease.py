@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from jobs import store
-from jobs.model.device_history import DeviceMark
+from jobs.model.device_history import AttemptMarks
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.accounts import webhooks
@@ -31,7 +31,7 @@ from jobs.store.accounts.webhooks import PostedFinding
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.supervisor.ending import pending_end
-from workers.supervisor.ending.pending_end import PendingEnd
+from workers.supervisor.ending.pending_end import PendingEnd, divide_marks
 
 log = structlog.get_logger(__name__)
 
@@ -163,7 +163,7 @@ class LeaseHolder:
         result: dict[str, Any] | None,
         backoff: float,
         quarantine: dict[int, str] | None = None,
-        measured: dict[int, DeviceMark] | None = None,
+        measured: AttemptMarks | None = None,
         *,
         pending_file: Path,
     ) -> bool:
@@ -190,7 +190,8 @@ class LeaseHolder:
         try:
             return self._send_after_requests(end, SAVE_END_AFTER_SECONDS)
         except Unavailable:
-            pending = PendingEnd(self._claimant, reason, message, error, result, backoff, measured or {})
+            own, others = divide_marks(measured or {})
+            pending = PendingEnd(self._claimant, reason, message, error, result, backoff, own, others)
             self._save_pending_end(pending_file, pending)
         written = self._send_after_requests(end, FINISH_SECONDS)
         pending_file.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from time import monotonic
 import structlog
 
 from jobs import store
-from jobs.model.device_history import DeviceMark
+from jobs.model.device_history import AttemptMarks
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store.client import RedisStore
@@ -105,7 +105,8 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
 
     survivors = run.clean(sweep_processes(config, directory, box))
     outcome = run.close(outcome)  # before the end is written: a client that sees it finds the whole log and report
-    write_end(config, directory, lease, outcome, survivors, mark_devices(config, run.device_times, outcome))
+    marks = mark_devices(config, run.devices, run.device_times, outcome)
+    write_end(config, directory, lease, outcome, survivors, marks)
     run.dismiss_followers(outcome.reason)
     run.await_shipping()
 
@@ -246,7 +247,7 @@ def write_end(
     lease: LeaseHolder,
     outcome: AttemptOutcome,
     survivors: dict[int, str],
-    measured: dict[int, DeviceMark] | None = None,
+    measured: AttemptMarks | None = None,
 ) -> None:
     """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead.
     `measured` goes into the devices' history."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import store
+from jobs.model.device_history import DeviceMark
 from jobs.model.state import JobState, StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.accounts import webhooks
@@ -21,7 +22,7 @@ from workers.node.janitor import Janitor, clear_orphan
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease
 from workers.supervisor.ending import pending_end
-from workers.supervisor.ending.pending_end import PendingEnd
+from workers.supervisor.ending.pending_end import PendingEnd, divide_marks
 from workers.supervisor.lease import LeaseHolder
 
 pytestmark = pytest.mark.integration
@@ -194,6 +195,20 @@ def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(w
     pending_end.report_pending_end(world.store, attempt, kept)
     assert world.job(attempt.job) == before
     assert not kept.exists()
+
+
+def test_an_end_that_was_saved_has_what_is_known_of_the_devices_of_all_nodes(
+    world: World, server: RedisServer, tmp_path: Path
+) -> None:
+    leader, follower = parts_of_a_gang(world, server)
+    assert leader.claim("link").granted
+    assert follower.claim().granted
+    marks = divide_marks({0: {0: DeviceMark(0.9, 0.1)}, 1: {0: DeviceMark(1.1, 0.12)}})
+    end = PendingEnd(leader._claimant, StateReason.COMPLETED, "", None, None, 0.0, *marks)
+    pending_end.save_pending_end(tmp_path / "end.json", end)
+    pending_end.report_pending_end(world.store, leader._attempt, tmp_path / "end.json")
+    newest = [world.run(store.read_history(f"{one._node}:cpu:0")).lines[0].relative for one in (leader, follower)]
+    assert newest == [0.9, 1.1]
 
 
 def test_a_file_that_says_nothing_that_can_be_told_is_no_end(world: World, tmp_path: Path) -> None:
