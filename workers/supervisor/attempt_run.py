@@ -33,6 +33,7 @@ from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
 from workers.supervisor.ending.outcome import AttemptOutcome, may_have_timed_out, name_hang
+from workers.supervisor.gang.clocks import describe_clocks
 from workers.supervisor.gang.followers import Followers
 from workers.supervisor.gang.interfaces import variables_of_node
 from workers.supervisor.gang.outcomes import review_disks, review_lost_part
@@ -65,6 +66,8 @@ DISK_SECONDS = 30.0
 DISK_RETRY_SECONDS = 0.5
 #: Under which name the report's notes say what was not kept of a script's files.
 FILES_NOTE = "files"
+#: And what they say of clocks.
+CLOCKS_NOTE = "clocks"
 
 
 class AttemptRun:
@@ -169,6 +172,8 @@ class AttemptRun:
         assert self._publisher is not None
         if self._followers is not None:
             self._followers.await_sweep()
+            if clocks := describe_clocks(self._config.node, self._followers.clock_offsets):
+                self._publisher.add_record(0, Note(CLOCKS_NOTE, clocks))
         if self._checkpoints is not None:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)

@@ -213,6 +213,12 @@ class Followers:
     # -- the end ----------------------------------------------------------------------------------------
 
     @property
+    def clock_offsets(self) -> dict[str, float]:
+        """How many seconds the clocks of other nodes are ahead of this one's, where that is known."""
+        found = {one.node: one.link.clock_offset for one in self._parts.values()}
+        return {node: offset for node, offset in found.items() if offset is not None}
+
+    @property
     def lost_part(self) -> LostPart | None:
         """The first part that was lost, if any was."""
         return self._lost
