@@ -47,6 +47,7 @@ from workers.supervisor.limits.limit_watch import open_limit_watch
 from workers.supervisor.link.admission import ExpectedPart, LinkListener
 from workers.supervisor.link.errors import JoinInterrupted
 from workers.supervisor.link.messages import Start
+from workers.supervisor.main_thread_watch import END_SECONDS
 from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.leased_devices import LeasedDevice
@@ -162,6 +163,7 @@ class AttemptRun:
             redactor=self._redactor,
             followers=self._followers,
         ).run()
+        self._lease.main_thread.expect_within(END_SECONDS)
         self._rendezvous_store = None
         lost = self._followers.lost_part if self._followers is not None else None
         return outcome if lost is None else review_lost_part(self._config, outcome, lost, self._lease)

@@ -268,6 +268,46 @@ def test_a_follower_that_waits_for_the_link_stops_when_it_is_interrupted_or_the_
     until(lambda: follower.command is SupervisorCommand.LOST, "it learns of the end")
 
 
+def test_a_main_thread_that_stands_still_loses_the_lease_and_its_ranks_are_ended(
+    world: World, server: RedisServer
+) -> None:
+    line, attempt = claimed(world, server, heartbeat_seconds=0.05)
+    ended = threading.Event()
+    line.main_thread.on_overdue = ended.set
+
+    def beats() -> int:
+        return world.run(store.read_heartbeats()).leases[store.PartId(attempt, "n1")]
+
+    line.main_thread.expect_within(DEADLINE_SECONDS)
+    before = beats()
+    until(lambda: beats() > before + 3, "more beats")
+    assert not ended.is_set()
+    line.main_thread.expect_within(0.0)
+    assert ended.wait(DEADLINE_SECONDS)
+    line._renewal_thread.join(DEADLINE_SECONDS)
+    assert line.command is SupervisorCommand.LOST
+    assert not line._renewal_thread.is_alive()
+    assert world.attempt(attempt.job) == attempt, "its lease has to expire"
+    world.reap(attempt, heartbeat=beats())
+    assert world.job(attempt.job).state is JobState.QUEUED
+
+
+def test_ranks_are_ended_by_the_thread_of_a_lost_lease_only_if_the_main_thread_does_not_go_on(
+    world: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LOST_SECONDS", 0.3)
+    for goes_on in (True, False):
+        line, attempt = claimed(world, server, heartbeat_seconds=0.05)
+        ended = threading.Event()
+        line.main_thread.on_overdue = ended.set
+        world.reap(attempt, heartbeat=None)
+        while goes_on and line._renewal_thread.is_alive():
+            line.main_thread.expect_within(DEADLINE_SECONDS)
+        line._renewal_thread.join(DEADLINE_SECONDS)
+        assert line.command is SupervisorCommand.LOST
+        assert ended.is_set() is not goes_on
+
+
 def test_a_follower_waits_for_the_link_while_redis_is_away(world: World, server: RedisServer) -> None:
     leader, follower = parts_of_a_gang(world, server)
     assert follower.claim().granted
