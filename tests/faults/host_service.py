@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,18 @@ LEASE_SECONDS = 20.0
 class HostService(TwoNodes):
     """Node `n1` is on the first host, and so on. Tests talk to Redis over its unix socket, whatever is cut."""
 
-    def __init__(self, directory: Path, server: RedisServer, hosts: Hosts, **settings: float | str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        server: RedisServer,
+        hosts: Hosts,
+        prefixes: Mapping[str, Sequence[str]],
+        **settings: float | str,
+    ) -> None:
+        """`prefixes`: what the command lines of workers begin with, by node."""
         super().__init__(directory, server, **settings)
         self.hosts = hosts
+        self._prefixes = prefixes
         self.nodes = tuple(f"n{host}" for host in range(1, hosts.count + 1))
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -52,7 +61,8 @@ class HostService(TwoNodes):
         for node in missing:
             host = self.host(node)
             settings = {"SHARDYARD_NODE": node, "SHARDYARD_NODE_ADDRESS": self.hosts.address(host)}
-            self.workers[node] = self._spawn(self.hosts.command(host, *MODULE), **settings)
+            command = [*self._prefixes.get(node, ()), *MODULE]
+            self.workers[node] = self._spawn(self.hosts.command(host, *command), **settings)
         self.worker = self.workers[NODE]
         eventually(
             lambda: all(
@@ -127,8 +137,11 @@ class HostService(TwoNodes):
 
 
 @contextmanager
-def service_over_hosts(directory: Path, count: int, **settings: float | str) -> Iterator[HostService]:
-    """A service with `count` hosts, on each of which a worker with one device runs."""
+def service_over_hosts(
+    directory: Path, count: int, prefixes: Mapping[str, Sequence[str]] | None = None, **settings: float | str
+) -> Iterator[HostService]:
+    """A service with `count` hosts, on each of which a worker with one device runs. `prefixes`: what the command lines
+    of workers begin with, by node."""
     directory.mkdir(parents=True, exist_ok=True)
     redis_directory = directory / "redis"
     redis_directory.mkdir()
@@ -139,7 +152,7 @@ def service_over_hosts(directory: Path, count: int, **settings: float | str) -> 
         server.prefix = hosts.command_at_bridge()
         try:
             server.start()
-            service = HostService(directory, server, hosts, **chosen)
+            service = HostService(directory, server, hosts, prefixes or {}, **chosen)
             try:
                 service.start_workers()
                 yield service

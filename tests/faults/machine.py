@@ -82,6 +82,14 @@ def _tmpfs() -> str:
         return _tries(["unshare", "--mount", "sh", "-c", mount])
 
 
+def _fuse() -> str:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return str(error)
+    return _tmpfs()
+
+
 def _memory() -> str:
     parent = MEMORY_V1 if MEMORY_V1.is_dir() else CGROUP_V2
     if parent is CGROUP_V2 and "memory" not in _read(CGROUP_V2 / "cgroup.subtree_control"):
@@ -124,6 +132,7 @@ ABILITIES = {
         _network, lambda: _capable(_CAP_NET_ADMIN) and _capable(_CAP_SYS_ADMIN) and _are_there("iptables", "ip")
     ),
     "mounts": Ability(_tmpfs, lambda: _capable(_CAP_SYS_ADMIN)),
+    "file systems in user space": Ability(_fuse, lambda: _capable(_CAP_SYS_ADMIN) and Path("/dev/fuse").exists()),
     # Containers mostly mount cgroups read-only, whatever the rights.
     "memory cgroups": Ability(_memory, lambda: False),
     "freezer": Ability(lambda: _makes_group(FREEZER), lambda: False),

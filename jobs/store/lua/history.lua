@@ -44,8 +44,8 @@ local function judge_device(node, index, device)
     cjson.encode({slow = slow, judged = judged, relative = ratios[math.ceil(slow / 2)]}))
 end
 
--- Adds a line for each device of an attempt that ends. `measured` is JSON or '': by index, what the attempt's supervisor
--- knows about a device. `fault` is that of the node, or ''.
+-- Adds a line for each device of an attempt that ends. `measured` is JSON or '': by part and index, what the supervisor of
+-- the attempt's first part knows about a device. `fault` is that of the node, or ''.
 function record_attempt(ref, number, reason, fault, measured)
   local devices, gang, leased = {}, {}, 0
   for i, node in ipairs(nodes_of_attempt(ref, number)) do
@@ -55,7 +55,7 @@ function record_attempt(ref, number, reason, fault, measured)
     end
     for position, name in ipairs(redis.call('HMGET', device_names_key(node), unpack(indexes))) do
       if name then
-        devices[#devices + 1] = {node = node, index = indexes[position], is_leaders = i == 1, name = name}
+        devices[#devices + 1] = {node = node, index = indexes[position], part = i - 1, name = name}
         gang[#gang + 1] = name
       end
     end
@@ -67,7 +67,7 @@ function record_attempt(ref, number, reason, fault, measured)
   local claimed = redis.call('HGET', attempt_key(ref, number), 'claimed')
   local seconds = claimed and math.max(0, now_us() - tonumber(claimed)) / 1000000 or 0
   for _, device in ipairs(devices) do
-    local line = device.is_leaders and known[device.index] or {}
+    local line = (known[tostring(device.part)] or {})[device.index] or {}
     line.attempt, line.reason, line.seconds = ref .. '/' .. number, reason, seconds
     line.peers, line.gang = leased - 1, digest
     if fault ~= '' then line.error = fault end

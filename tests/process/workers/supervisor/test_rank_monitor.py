@@ -28,6 +28,7 @@ from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import open_listener
 from workers.supervisor.ending.outcome import AttemptOutcome
+from workers.supervisor.main_thread_watch import MainThreadWatch
 from workers.supervisor.rank_monitor import DEATH_SECONDS, RankMonitor
 
 SPEC = parse_spec(
@@ -46,6 +47,7 @@ class FakeLease:
     def __init__(self) -> None:
         self.command = SupervisorCommand.GO
         self.seconds_since_renewal = 0.0
+        self.main_thread = MainThreadWatch()
         self.marked: list[str] = []
         self.profile_request = None
 
