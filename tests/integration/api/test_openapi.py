@@ -1,6 +1,7 @@
 """The OpenAPI document and its page: complete, true, and served without anybody else's help."""
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from api.schemas import examples
 from jobs.model.settings import Settings
 from jobs.store.accounts.tokens import Scope
 from jobs.support import secret_keys
-from tests.integration.api.conftest import Api, bearer
+from tests.integration.api.conftest import Api, bearer, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -60,6 +61,7 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/jobs/{job}/profile",
             "/v1/tokens",
             "/v1/webhooks",
+            "/v1/webhooks/{webhook}/rotate",
             "/v1/sign-in",
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
@@ -70,9 +72,19 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
     assert takes_a_body == {UPLOAD} | posted | put | {("patch", "/v1/webhooks/{webhook}")}
 
 
-async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
-    api.node(devices=4)
+@pytest.fixture
+async def mailing(settings: Settings) -> AsyncIterator[Api]:
+    """An API that has all that examples need: keys, a mail server, and the secret of a token."""
     secret_keys.create_key_file(settings.secret_keys())
+    mail = {"mail_server": "smtp://127.0.0.1:1", "mail_from": "s@example.com", "mail_domains": "example.com"}
+    async with running(settings.model_copy(update=mail)) as api:
+        await api.client.put("/v1/secrets/github-token", json={"value": "t"})
+        yield api
+
+
+async def test_every_example_of_a_body_is_accepted(mailing: Api) -> None:
+    api = mailing
+    api.node(devices=4)
     sent = 0
     for (method, path), operation in (await operations(api)).items():
         shown = operation.get("requestBody", {"content": {"application/json": {"examples": {}}}})
@@ -81,6 +93,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
             answer = await api.client.request(method, there, json=example["value"])
             # An example is no real token and no real job, which is all that is wrong with it.
             refused = {"/v1/sign-in": (401,), "/v1/jobs/{job}/profile": (404,), "/v1/webhooks/{webhook}": (404,)}
+            refused["/v1/webhooks/{webhook}/rotate"] = (404,)
             wanted = refused.get(path, (200, 201))
             assert answer.status_code in wanted, (path, name, answer.text)
             sent += 1
@@ -96,6 +109,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.SECRETS,
         examples.WEBHOOKS,
         examples.WEBHOOK_CHANGES,
+        examples.WEBHOOK_ROTATIONS,
         examples.SHARES,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
