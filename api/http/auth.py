@@ -34,6 +34,8 @@ PUBLIC = frozenset(
         "/sign-in",
         "/submit",
         "/compare",
+        "/quota",
+        "/webhooks",
         "/nodes",
     }
 )
