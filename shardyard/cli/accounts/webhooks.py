@@ -84,6 +84,8 @@ def add_command(
     """Create a webhook. The secret that its deliveries are signed with is shown only this once."""
     from shardyard.client import endpoints
 
+    if address is None and not (to or repo):
+        raise typer.BadParameter("say where to send: ADDRESS, --to MAIL, or --repo OWNER/NAME with --token-secret")
     form = form or ("email" if to else "github" if repo else "json")
     call = endpoints.create_webhook(
         address, events=event or ["job.*"], form=form, name=name, repo=repo, token_secret=token_secret, to=to
@@ -139,6 +141,7 @@ def _print_webhook(found: "WebhookView") -> None:
         "events": ", ".join(found.events),
         "state": _standing(found),
         "problem": found.problem,
+        "older secret": f"used until {formatting.local_time(found.former_until)}" if found.former_until else "",
         "created": formatting.local_time(found.created_at),
         "last delivery": formatting.local_time(found.delivered_at),
         "failing since": formatting.local_time(found.failing_since),
@@ -204,7 +207,7 @@ def rotate_command(
 
 def _print_rotated(found: "NewWebhook") -> None:
     print(f"secret: {found.secret}")
-    print(f"the older one is used as well until {formatting.local_time(found.former_until)}")
+    print(f"deliveries have a signature with the older one as well until {formatting.local_time(found.former_until)}")
 
 
 @app.command("remove")
