@@ -71,6 +71,8 @@ from api.system import routes as system_routes
 from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
 from api.webhooks.addresses import AddressRules, HostResolver
+from api.webhooks.channels import ChannelOpener
+from api.webhooks.mails import MailTransport, read_mail_settings
 from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sender import WebhookSender
 from api.webhooks.service import WebhookService
@@ -185,8 +187,10 @@ async def _lifespan(
         app.state.audit_log,
     )
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
-    services += (WebhookService(control, settings.secret_keys(), targets),)
-    sender = WebhookSender(control, settings.secret_keys(), WebhookTransport(targets, resolver))
+    mail = MailTransport(read_mail_settings(settings))
+    services += (WebhookService(control, settings.secret_keys(), targets, mail),)
+    channels = ChannelOpener(control, settings.secret_keys(), WebhookTransport(targets, resolver), mail)
+    sender = WebhookSender(control, channels)
     app.state.authenticator = authenticator
     app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
     app.state.services = {type(service): service for service in services}
@@ -220,6 +224,7 @@ async def _lifespan(
             task.cancel()
         await asyncio.wait([sending], timeout=STOP_SENDING_SECONDS)  # it gives its lead back
         resolver.close()
+        mail.close()
         # The scheduler first: it may be sending. Then what it used, then what the routes used.
         await asyncio.to_thread(scheduler.stop)
         hint_sender.close()

@@ -40,6 +40,7 @@ CHANGES: Final[Mapping[tuple[str, str], str]] = {
     ("DELETE", "/v1/quotas/{tenant}"): "quota_removed",
     ("POST", "/v1/webhooks"): "webhook_created",
     ("PATCH", "/v1/webhooks/{webhook}"): "webhook_changed",
+    ("POST", "/v1/webhooks/{webhook}/rotate"): "webhook_secret_rotated",
     ("DELETE", "/v1/webhooks/{webhook}"): "webhook_deleted",
     ("POST", "/v1/webhooks/{webhook}/test"): "webhook_tested",
     ("POST", "/v1/webhooks/{webhook}/deliveries/{delivery}/redeliver"): "webhook_redelivered",

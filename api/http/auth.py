@@ -38,6 +38,8 @@ PUBLIC = frozenset(
         "/sign-in",
         "/submit",
         "/compare",
+        "/quota",
+        "/webhooks",
         "/nodes",
     }
 )

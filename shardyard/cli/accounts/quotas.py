@@ -99,7 +99,12 @@ def remove_command(tenant: Tenant, token_id: TokenId = None, url: Url = None, to
 def _print_quotas(found: "list[QuotaView]") -> None:
     out = make_console()
     for quota in found:
-        listing = make_table("QUOTA OF " + _whose(quota.tenant, quota.token).upper(), "#USED", "#ALLOWED", "FREE AGAIN")
+        whose = _whose(quota.tenant, quota.token)
+        if quota.token is not None and all(limit.allowed is None for limit in quota.limits):
+            print(f"{whose}: no limits of its own")
+            continue
+        print(f"{whose}:")
+        listing = make_table("LIMIT", "#USED", "#ALLOWED", "FREE AGAIN")
         for limit in quota.limits:
             hours = f" in {quota.window_hours} h" if limit.name == "device_hours" else ""
             free = formatting.local_time(limit.free_at) if limit.free_at else ""

@@ -1,6 +1,7 @@
 """The OpenAPI document and its page: complete, true, and served without anybody else's help."""
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from api.schemas import examples
 from jobs.model.settings import Settings
 from jobs.store.accounts.tokens import Scope
 from jobs.support import secret_keys
-from tests.integration.api.conftest import Api, bearer
+from tests.integration.api.conftest import Api, bearer, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -19,7 +20,12 @@ PAGE = sorted(path for path in PUBLIC if path.startswith("/docs"))
 
 UPLOAD = ("post", "/v1/bundles")
 #: Of what no example is there in a service that has just begun.
-MISSING = ("/v1/jobs/{job}/profile", "/v1/webhooks/{webhook}", "/v1/sign-in/device/token")
+MISSING = (
+    "/v1/jobs/{job}/profile",
+    "/v1/webhooks/{webhook}",
+    "/v1/webhooks/{webhook}/rotate",
+    "/v1/sign-in/device/token",
+)
 #: They show nobody's data, and refuse nobody.
 SIGN_IN_BEGINNINGS = {("get", "/v1/sign-in"), ("get", "/v1/sign-in/oidc"), ("post", "/v1/sign-in/device")}
 
@@ -66,6 +72,7 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/jobs/{job}/profile",
             "/v1/tokens",
             "/v1/webhooks",
+            "/v1/webhooks/{webhook}/rotate",
             "/v1/sign-in",
             "/v1/sign-in/device/token",
             "/v1/nodes/{node}/drain",
@@ -77,9 +84,19 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
     assert takes_a_body == {UPLOAD} | posted | put | {("patch", "/v1/webhooks/{webhook}")}
 
 
-async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings) -> None:
-    api.node(devices=4)
+@pytest.fixture
+async def mailing(settings: Settings) -> AsyncIterator[Api]:
+    """An API that has all that examples need: keys, a mail server, and the secret of a token."""
     secret_keys.create_key_file(settings.secret_keys())
+    mail = {"mail_server": "smtp://127.0.0.1:1", "mail_from": "s@example.com", "mail_domains": "example.com"}
+    async with running(settings.model_copy(update=mail)) as api:
+        await api.client.put("/v1/secrets/github-token", json={"value": "t"})
+        yield api
+
+
+async def test_every_example_of_a_body_is_accepted(mailing: Api) -> None:
+    api = mailing
+    api.node(devices=4)
     sent = 0
     for (method, path), operation in (await operations(api)).items():
         shown = operation.get("requestBody", {"content": {"application/json": {"examples": {}}}})
@@ -104,6 +121,7 @@ async def test_every_example_of_a_body_is_accepted(api: Api, settings: Settings)
         examples.SECRETS,
         examples.WEBHOOKS,
         examples.WEBHOOK_CHANGES,
+        examples.WEBHOOK_ROTATIONS,
         examples.SHARES,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))

@@ -4,7 +4,7 @@
 local tenant, token = unpack(ARGV)
 local reply = {}
 local function add(account)
-  local stored, now = redis.call('HGET', QUOTAS_KEY, account), now_ms()
+  local stored, now = redis.call('HGET', keys.QUOTAS, account), now_ms()
   local used = {-1, -1, -1, -1, -1, -1, 0}
   if stored then
     local usage, quota = read_usage(account), cjson.decode(stored)
@@ -12,10 +12,10 @@ local function add(account)
     used = {usage.jobs, usage.running, usage.devices, usage.spec_bytes, -1, spent, free_at}
   end
   if account == tenant then
-    local running = redis.call('ZCARD', jobs_in_state_key(tenant, 'starting'))
-      + redis.call('ZCARD', jobs_in_state_key(tenant, 'running'))
-    used[1], used[2] = running + redis.call('ZCARD', jobs_in_state_key(tenant, 'queued')), running
-    used[5] = tonumber(redis.call('GET', bundle_bytes_key(tenant)) or 0)
+    local running = redis.call('ZCARD', keys.jobs_in_state(tenant, 'starting'))
+      + redis.call('ZCARD', keys.jobs_in_state(tenant, 'running'))
+    used[1], used[2] = running + redis.call('ZCARD', keys.jobs_in_state(tenant, 'queued')), running
+    used[5] = tonumber(redis.call('GET', keys.bundle_bytes(tenant)) or 0)
   end
   reply[#reply + 1] = {account, stored or '', unpack(used)}
 end
