@@ -36,6 +36,8 @@ QUERIES: Mapping[str, str] = {
     "GET /v1/jobs/{job}/splits": "?format=html",
     "GET /v1/audit": f"?action={','.join(['job_submitted'] * 400)}&limit=100",
     "GET /v1/webhooks/{webhook}/deliveries": f"?cursor={_LONG}",
+    "GET /v1/sign-in/oidc": f"?next={_LONG}",
+    "GET /v1/sign-in/oidc/callback": f"?code={_LONG}&state={_LONG}",
 }
 #: Routes that take no body, or none that they read on the loop.
 WITHOUT_BODY = frozenset(
@@ -67,6 +69,8 @@ WITH_BODY = frozenset(
         "POST /v1/tokens",
         "PUT /v1/quotas/{tenant}",
         "POST /v1/sign-in",
+        "POST /v1/sign-in/device",
+        "POST /v1/sign-in/device/token",
     }
 )
 #: Routes that read, or delete, by what is in their path.
@@ -80,7 +84,7 @@ PLAIN = frozenset(
         *("GET /v1/shares/{tenant}", "GET /v1/secrets", "DELETE /v1/secrets/{secret}", "GET /v1/webhooks"),
         *("GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}", "GET /v1/tokens", "DELETE /v1/tokens/{token}"),
         *("GET /v1/quota", "GET /v1/quotas/{tenant}", "DELETE /v1/quotas/{tenant}", "GET /v1/me", "GET /healthz"),
-        *("GET /readyz", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
+        *("GET /readyz", "GET /v1/sign-in", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
         *("GET /compare", "GET /submit", "GET /sign-in", "GET /", "GET /jobs/{job}", "GET /devices/{device}"),
         "GET /assets/{name}",
