@@ -34,6 +34,7 @@ NAMES: tuple[str, ...] = (
     "hosts",
     "many_ranks",
     "neighbours",
+    "greedy_tenant",
     "short_jobs",
     "training",
     "probe",
@@ -41,6 +42,8 @@ NAMES: tuple[str, ...] = (
     "listing",
     "memory",
     "dispatching",
+    "fair_share",
+    "start_estimates",
     "idle",
 )
 #: Run only by name: what needs a machine of its own.
