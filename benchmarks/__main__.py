@@ -34,6 +34,7 @@ NAMES: tuple[str, ...] = (
     "hosts",
     "many_ranks",
     "neighbours",
+    "greedy_tenant",
     "short_jobs",
     "training",
     "probe",
@@ -43,8 +44,8 @@ NAMES: tuple[str, ...] = (
     "dispatching",
     "idle",
 )
-#: Run only by name: what needs a machine of its own.
-ON_REQUEST = ("gpu",)
+#: Run only by name: what needs a machine of its own, or is the same on all.
+ON_REQUEST = ("gpu", "fair_share", "start_estimates")
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 600.0
 #: How many run beside each other in a quick run: most of what one takes then is waiting for its service.

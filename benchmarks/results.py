@@ -27,6 +27,10 @@ HEADLINES = (
     ("training", "CIFAR CNN, DDP, 2 ranks, script", "plain"),
     ("event_stream", "cores of server and Redis for 1,000 lines a second", "one XREAD a client"),
 )
+#: Pictures that documents show: benchmark, how the names of its figures end, and the file.
+DOC_PICTURES = (
+    ("fair_share", ("mean wait of the busiest tenant", "mean wait of another tenant"), "docs/pictures/fair-shares.svg"),
+)
 
 
 def write(name: str, title: str, figures: Sequence[Figure], *, quick: bool, seconds: float, into: Path) -> Path:
@@ -158,6 +162,10 @@ def pictures(directory: Path) -> None:
         content, figures = read(path)
         shown = [each for each in figures if len(each.samples) > 1 or each.size is not None]
         draw(content["title"], shown, path.with_suffix(".svg"))
+        for of, endings, picture in DOC_PICTURES if directory == DIRECTORY else ():
+            if of == path.stem:
+                chosen = [each for each in shown if each.name.endswith(endings)]
+                draw(content["title"], chosen, DIRECTORY.parents[1] / picture)
 
 
 def draw(title: str, figures: Sequence[Figure], path: Path) -> None:

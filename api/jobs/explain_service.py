@@ -157,8 +157,6 @@ def _start_lines(estimate: StartEstimate | None) -> Iterator[str]:
     elif not estimate.past_runs:
         yield f"it starts within {format_duration(estimate.latest)}, by the wall limits of what comes before it"
     else:
-        band = (
-            f"between {format_duration(estimate.earliest)} and {format_duration(estimate.latest)} in four of five cases"
-        )
-        basis = f"by {count_noun(estimate.past_runs, 'past run')} there, if nothing more is submitted"
+        band = f"most likely between {format_duration(estimate.earliest)} and {format_duration(estimate.latest)}"
+        basis = f"by {count_noun(estimate.past_runs, 'past run')} there, if others submit as they did lately"
         yield f"it may start in {format_duration(estimate.expected)}, {band}, {basis}"

@@ -156,7 +156,7 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
 class QueueView:
     """What a queued job waits behind. Devices are those of nodes that take work."""
 
-    ahead: int
+    ahead: int  # jobs that start before it in any case: of a higher priority, or earlier ones of its tenant
     free: int
     largest_gap: int  # free devices of the node that has most of them
     live_nodes: int

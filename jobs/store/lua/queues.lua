@@ -88,11 +88,14 @@ local function pool_room(pool)
   return {sum_of_scores(free, nodes), tonumber(largest or 0), nodes, total, low}
 end
 
--- How many jobs of a pool come before the one with a score.
-local function jobs_ahead(pool, score)
+-- How many jobs of a pool come before the one with a score in any case: those of a higher priority, and those of its own
+-- tenant that came earlier. Whether others of its priority do depends on what is used until then (`shares.lua`).
+local function jobs_ahead(pool, score, tenant)
+  local level = int(math.floor(tonumber(score) / LEVEL) * LEVEL)
   local ahead = 0
   for _, class in ipairs(list_classes(pool)) do
-    ahead = ahead + redis.call('ZCOUNT', keys.queue(pool, class), '-inf', '(' .. score)
+    ahead = ahead + redis.call('ZCOUNT', keys.queue(pool, class), '-inf', '(' .. level)
+      + redis.call('ZCOUNT', keys.tenant_queue(pool, class, tenant), level, '(' .. score)
   end
   return ahead
 end
@@ -101,5 +104,5 @@ end
 -- nodes whose disk is low.
 local function queue_view(ref)
   local job = redis.call('HMGET', keys.job(ref), 'state', 'pool', 'score')
-  if job[1] == 'queued' then return jobs_ahead(job[2], job[3]), unpack(pool_room(job[2])) end
+  if job[1] == 'queued' then return jobs_ahead(job[2], job[3], (split_job_ref(ref))), unpack(pool_room(job[2])) end
 end

@@ -32,8 +32,8 @@ local function write_account(pool, tenant, account)
 end
 
 -- A tenant gets devices of a pool, or (fewer than 0) has them no more.
-local function charge_account(pool, tenant, account, devices)
-  settle_account(account, now_us())
+local function charge_account(pool, tenant, account, devices, now)
+  settle_account(account, now)
   account.devices = math.max(0, account.devices + devices)
   write_account(pool, tenant, account)
 end
@@ -64,7 +64,7 @@ end
 -- An attempt of a job has ended, and its tenant pays for its devices no longer.
 local function stop_charging(pool, tenant, devices)
   local account = read_account(pool, tenant)
-  charge_account(pool, tenant, account, -devices)
+  charge_account(pool, tenant, account, -devices, now_us())
   renew_turns(pool, tenant, rank_of(account))
 end
 

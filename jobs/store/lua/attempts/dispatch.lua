@@ -86,6 +86,21 @@ local function hold_devices(node, attempt_ref, devices, careful)
   return table.concat(chosen, ',')
 end
 
+-- Takes the job that starts out of its queues. It is in no others, so that less has to be looked at than in `dequeue`.
+local function take_from_queue(head)
+  local queue = queue_key(pool, head.class)
+  redis.call('ZREM', queue, head.ref)
+  redis.call('ZREM', tenant_queue_key(pool, head.class, head.tenant), head.ref)
+  if redis.call('EXISTS', queue) == 0 then
+    local _, classes = class_of(pool, head.devices, head.nodes)
+    redis.call('SREM', classes, head.class)
+  end
+  if hold.ref == head.ref then
+    redis.call('DEL', hold_key(pool))
+    hold = {}
+  end
+end
+
 -- The network of a job: that of the node where it gets none of its own, as those do whose ranks talk from node to node.
 local function choose_network(nodes)
   local _, has_network = read_box(nodes[1])
@@ -111,8 +126,7 @@ local function lease(head)
   if not nodes then return false end
   local number = tonumber(job[1]) + 1
   local attempt_ref, network = ref .. '/' .. number, choose_network(nodes)
-  dequeue(ref)
-  if hold.ref == ref then hold = {} end
+  take_from_queue(head)
   local leased = hold_devices(nodes[1], attempt_ref, devices, careful)
   local fields = {'node', nodes[1], 'leased', leased, 'state', 'leased', 'beat', 0, 'created', int(now), 'network', network}
   local followers = {}
@@ -128,7 +142,7 @@ local function lease(head)
   redis.call('HSET', keys.attempt(ref, number), unpack(fields))
   redis.call('SADD', keys.LEASES, attempt_ref)
   redis.call('ZADD', keys.placed(pool), 100 - math.floor(head.score / LEVEL), attempt_ref)
-  charge_account(pool, head.tenant, account_of(head.tenant), devices * #nodes)
+  charge_account(pool, head.tenant, account_of(head.tenant), devices * #nodes, now)
   local placed = {'attempt', number, 'node', nodes[1], 'leased', leased, 'network', network}
   if nodes[2] then placed[#placed + 1], placed[#placed + 2] = 'followers', table.concat(followers, ' ') end
   move(ref, 'starting', 'starting', '', placed)
@@ -221,10 +235,13 @@ end
 
 for _, name in ipairs(redis.call('SMEMBERS', keys.POOLS)) do
   pool, policy, accounts, preempted = name, read_policy(name), {}, false
-  hold = read_hold()
   largest_gap = tonumber(redis.call('ZREVRANGE', keys.free_nodes(pool), 0, 0, 'WITHSCORES')[2] or 0)
   local heads = {}
-  for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(pool, class, accounts) or nil end
+  -- While nothing is free, nothing starts, and nodes need not be kept: the first device that is free again is looked at here.
+  if largest_gap > 0 or policy.preempt then
+    hold = read_hold()
+    for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(pool, class, accounts) or nil end
+  end
   while #heads > 0 and #created < max_jobs do
     local first = 1
     for i = 2, #heads do

@@ -13,7 +13,7 @@ local queues, rooms, scanned = {}, {}, 0
 local function add_queue(id)
   local its_pool, score = unpack(redis.call('HMGET', keys.job(tenant .. '/' .. id), 'pool', 'score'))
   rooms[its_pool] = rooms[its_pool] or pool_room(its_pool)
-  queues[#queues + 1] = {id, jobs_ahead(its_pool, score), unpack(rooms[its_pool])}
+  queues[#queues + 1] = {id, jobs_ahead(its_pool, score, tenant), unpack(rooms[its_pool])}
 end
 
 -- Adds the jobs of an index that match, down to the id `lowest`; its members have `prefix` before the id. Returns whether

@@ -10,7 +10,7 @@
 --   history   lines of devices
 local ref, max_nodes, max_tenants, max_jobs = unpack(ARGV)
 max_nodes, max_tenants, max_jobs = tonumber(max_nodes), tonumber(max_tenants), tonumber(max_jobs)
-local MAX_CLASSES, HISTORY_NODES, HISTORY_DEVICES, HISTORY_LINES = 16, 16, 2, 10
+local MAX_CLASSES, MAX_ACCOUNTS, HISTORY_NODES, HISTORY_DEVICES, HISTORY_LINES = 16, 64, 16, 2, 320
 local state, pool, score, devices, nodes_wanted =
   unpack(redis.call('HMGET', keys.job(ref), 'state', 'pool', 'score', 'devices', 'nodes'))
 if state ~= 'queued' or not redis.call('ZSCORE', keys.queue(pool, (class_of(pool, devices, nodes_wanted))), ref) then
@@ -31,6 +31,8 @@ local function account_of(tenant)
 end
 
 local nodes, running, history, seen = {}, {}, {}, {}
+local lines_each = math.floor(HISTORY_LINES / HISTORY_DEVICES
+  / math.max(1, math.min(HISTORY_NODES, redis.call('ZCARD', keys.free_nodes(pool)))))
 for i, node in ipairs(redis.call('ZREVRANGE', keys.free_nodes(pool), 0, max_nodes - 1)) do
   local bad = redis.call('HLEN', keys.quarantine(node))
   local count = tonumber(read_field(keys.node(node), 'count'))
@@ -53,7 +55,7 @@ for i, node in ipairs(redis.call('ZREVRANGE', keys.free_nodes(pool), 0, max_node
   end
   local names = i <= HISTORY_NODES and redis.call('HMGET', keys.device_names(node), '0', '1') or {}
   for d = 1, HISTORY_DEVICES do
-    local lines = names[d] and redis.call('ZREVRANGE', keys.history(names[d]), 0, HISTORY_LINES - 1) or {}
+    local lines = names[d] and redis.call('ZREVRANGE', keys.history(names[d]), 0, lines_each - 1) or {}
     for _, line in ipairs(lines) do history[#history + 1] = line end
   end
 end
@@ -88,6 +90,9 @@ for i, class in ipairs(list_classes(pool)) do
     queues[#queues + 1] = queue
   end
 end
+-- Tenants that have used the pool lately may submit again before the job starts.
+local used = redis.call('HSCAN', keys.pool_use(pool), 0, 'COUNT', MAX_ACCOUNTS)[2]
+for i = 1, math.min(#used, 2 * MAX_ACCOUNTS), 2 do account_of(used[i]) end
 local hold = redis.call('HMGET', keys.hold(pool), 'ref', 'node')
 return {{score, redis.call('ZCARD', keys.free_nodes(pool)), all}, hold[1] and hold or {}, nodes, running, shown, queues,
   history}
