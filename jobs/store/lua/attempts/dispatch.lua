@@ -88,15 +88,15 @@ end
 
 -- Takes the job that starts out of its queues. It is in no others, so that less has to be looked at than in `dequeue`.
 local function take_from_queue(head)
-  local queue = queue_key(pool, head.class)
+  local queue = keys.queue(pool, head.class)
   redis.call('ZREM', queue, head.ref)
-  redis.call('ZREM', tenant_queue_key(pool, head.class, head.tenant), head.ref)
+  redis.call('ZREM', keys.tenant_queue(pool, head.class, head.tenant), head.ref)
   if redis.call('EXISTS', queue) == 0 then
     local _, classes = class_of(pool, head.devices, head.nodes)
     redis.call('SREM', classes, head.class)
   end
   if hold.ref == head.ref then
-    redis.call('DEL', hold_key(pool))
+    redis.call('DEL', keys.hold(pool))
     hold = {}
   end
 end
