@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from benchmarks.comparing import Figure, Say, Scale, at_most
-from benchmarks.connection import Connection
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.service import Service, linear_spec, service
 from benchmarks.pools.measures import quantile
-from benchmarks.service import Service, linear_spec, service
 
 TITLE = "a small tenant beside a greedy one"
 BESIDE, ALONE = "beside it", "before"

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks.comparing import Figure, Say, Scale, at_most
-from benchmarks.finished import TENANT
-from benchmarks.servers import redis_server
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most
+from benchmarks.harness.finished import TENANT
+from benchmarks.harness.servers import redis_server
 from jobs.model.spec import JobSpec
 from jobs.model.spec_rules import parse_spec
 from jobs.protocol.packets import PacketDecoder, batch_steps, encode_packet

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
+from benchmarks.harness.servers import redis_server
 from benchmarks.pools.pool import DEVICES_PER_NODE, NODES
 from benchmarks.pools.traces import TraceJob
-from benchmarks.servers import redis_server
 from jobs import store
 from jobs.model.pool_policy import PoolPolicy
 from jobs.model.records import DeviceRecord, NodeInfo

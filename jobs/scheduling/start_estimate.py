@@ -2,8 +2,8 @@
 
 Each time, what runs and what waits gets a length that was seen on the pool's devices before, and no more than its wall
 limit; and other tenants submit as much as they have used lately, in jobs as they had. That jobs fail and start again is
-not known. Order and fit are those of `dispatch.lua`; a test compares the two. `benchmarks/start_estimates.py` says how
-good it is.
+not known. Order and fit are those of `dispatch.lua`; a test compares the two. How good it is, says
+`benchmarks/pools/start_estimates.py`.
 """
 
 import heapq

@@ -20,8 +20,8 @@ from shardyard.contract.report import encode_report
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report
-from tests.support.job_records import a_spec_body
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.samples.job_records import a_spec_body
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from jobs.support import secret_keys
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_access import fill
 from tests.integration.api.test_fair_api import MOST_SECONDS, forged_outcome, longest_hold
-from tests.support.job_records import JOB, a_spec_body
+from tests.support.samples.job_records import JOB, a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -14,8 +14,8 @@ from api.accounts.single_sign_on import provider as provider_module
 from jobs.model.settings import Settings
 from tests.integration.api.conftest import Api, running
 from tests.integration.api.test_single_sign_on import BROWSERS_ACCEPT, become_a_browser, with_sign_on
-from tests.support.hostile_provider import Claims, HostileProvider, hostile_provider, make_key
-from tests.support.identity_provider import query_of
+from tests.support.servers.hostile_provider import Claims, HostileProvider, hostile_provider, make_key
+from tests.support.servers.identity_provider import query_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

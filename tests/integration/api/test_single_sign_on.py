@@ -17,7 +17,7 @@ from jobs.store.accounts.tokens import Scope
 from shardyard import cli
 from tests.integration.api.conftest import ADMIN, Api, bearer, running
 from tests.integration.api.test_process import api_process, until
-from tests.support.identity_provider import (
+from tests.support.servers.identity_provider import (
     CLIENT_ID,
     CLIENT_SECRET,
     enter_code,

@@ -25,7 +25,7 @@ from jobs.store.client import AsyncRedisStore
 from jobs.support import secret_keys
 from shardyard.webhooks import verify
 from tests.integration.store.world import World
-from tests.support.webhook_receiver import ReceivedRequest, Receiver, receiving, status
+from tests.support.servers.webhook_receiver import ReceivedRequest, Receiver, receiving, status
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -14,9 +14,9 @@ from jobs.store.accounts import tenant_secrets, webhooks
 from jobs.store.accounts.webhooks import DeliveryRecord, StoredEvent, WebhookRecord, WebhookTarget
 from jobs.support import secret_keys
 from tests.integration.api.test_webhook_delivery import Bench, bench
-from tests.support.certificates import make_certificate
-from tests.support.mail_receiver import PASSWORD, USER, MailReceiver, receiving_mail
-from tests.support.webhook_receiver import receiving, status
+from tests.support.samples.certificates import make_certificate
+from tests.support.servers.mail_receiver import PASSWORD, USER, MailReceiver, receiving_mail
+from tests.support.servers.webhook_receiver import receiving, status
 
 __all__ = ["bench"]
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]

@@ -12,8 +12,8 @@ from api.webhooks.addresses import AddressRules, HostResolver
 from api.webhooks.outgoing import MAX_ANSWER_BYTES, DeliveryFailed, WebhookTransport
 from api.webhooks.payloads import OutgoingRequest
 from jobs.model.settings import parse_networks
-from tests.support.certificates import make_certificate
-from tests.support.webhook_receiver import ReceivedRequest, receiving, status
+from tests.support.samples.certificates import make_certificate
+from tests.support.servers.webhook_receiver import ReceivedRequest, receiving, status
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -16,7 +16,7 @@ from jobs.store.accounts.webhooks import MAX_WEBHOOKS, DeliveryOutcome
 from jobs.support import secret_keys
 from shardyard.webhooks import verify
 from tests.integration.api.conftest import Api, running
-from tests.support.webhook_receiver import receiving
+from tests.support.servers.webhook_receiver import receiving
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -17,7 +17,7 @@ from jobs.store.accounts.webhooks import PostedFinding, WebhookRecord
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.store.world import World
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 from workers.node.janitor import Janitor, clear_orphan
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease

@@ -21,7 +21,7 @@ from jobs.model.spec_rules import parse_spec
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.packets import AnyRecord, SingleRecord, StepBatch, encode_packet
 from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, Returned, Step
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from tests.support.timing import once_below
 from workers.rank.handle import OutputPipe, RankHandle
 from workers.supervisor.checkpoints.directories import CheckpointDirectories

@@ -9,8 +9,8 @@ from jobs.model.device_history import DeviceMark
 from jobs.model.records import DeviceRecord
 from jobs.model.state import StateReason
 from jobs.splits.device_marks import DeviceTimes
-from tests.support.attempts import a_launch
-from tests.support.timed_streams import Machine, Plant, ddp_run
+from tests.support.samples.attempts import a_launch
+from tests.support.samples.timed_streams import Machine, Plant, ddp_run
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.ending.device_marks import mark_devices
 from workers.supervisor.ending.outcome import AttemptOutcome

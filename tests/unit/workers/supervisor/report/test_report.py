@@ -11,8 +11,8 @@ from jobs.protocol.records import MAX_INTERNED, BatchSplit, DeviceInfo, Note, Ou
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Pattern, Report, decode_report, encode_report
 from tests.support.memory import allocated
-from tests.support.record_streams import aggregator, lease, rank_stream, run, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, lease, rank_stream, run, split, step
+from tests.support.samples.specs import make_spec
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.comparing import Figure, Goal
-from benchmarks.servers import redis_server
+from benchmarks.harness.comparing import Figure, Goal
+from benchmarks.harness.servers import redis_server
 
 #: Stands in a request for a number of 16 digits that never comes again: an Idempotency-Key.
 KEY_MARK = "<<<<<<key>>>>>>>"

@@ -7,9 +7,9 @@ import pytest
 
 from jobs.model.state import JobState, StateReason
 from jobs.store import AttemptId
-from tests.faults.host_service import LEASE_SECONDS, HostService, service_over_hosts
 from tests.faults.inject.hanging_storage import HangingStorage
-from tests.faults.machine import need
+from tests.faults.scene.host_service import LEASE_SECONDS, HostService, service_over_hosts
+from tests.faults.scene.machine import need
 from tests.integration.workers.service import eventually, is_dead
 from workers.supervisor.gang.followers import MIN_SILENCE_SECONDS
 from workers.supervisor.main_thread_watch import LOOP_SECONDS

@@ -43,9 +43,9 @@ from typing import Any, TypeVar
 import redis
 from pydantic import SecretStr
 
-from benchmarks.comparing import Figure, Goal, Say, Scale, at_most
-from benchmarks.machine import thread_cpu_seconds
-from benchmarks.servers import redis_server
+from benchmarks.harness.comparing import Figure, Goal, Say, Scale, at_most
+from benchmarks.harness.machine import thread_cpu_seconds
+from benchmarks.harness.servers import redis_server
 from jobs import store
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.settings import Settings

@@ -19,8 +19,8 @@ from jobs.files.log_file import read_seal
 from jobs.files.log_page import read_page
 from jobs.model.state import CAUSE_OF, TERMINAL, TRANSITIONS, Cause, JobState, StateReason
 from jobs.protocol.names import ATTEMPT_MARK
-from tests.faults.journal import Past, read_past
-from tests.faults.recorder import Exchange
+from tests.faults.scene.journal import Past, read_past
+from tests.faults.scene.recorder import Exchange
 from tests.integration.store.invariants import Keys, read_keys
 from tests.integration.store.invariants import violations as broken_keys
 

@@ -14,12 +14,12 @@ import httpx
 from api.__main__ import open_listener
 from jobs import store
 from jobs.model.state import TERMINAL
-from tests.faults.checker import Evidence, essence, violations
 from tests.faults.inject.proxy import Proxy, proxied
-from tests.faults.journal import SERVER_OPTIONS, read_past
-from tests.faults.recorder import Caller
+from tests.faults.scene.checker import Evidence, essence, violations
+from tests.faults.scene.journal import SERVER_OPTIONS, read_past
+from tests.faults.scene.recorder import Caller
 from tests.integration.workers.service import MODULE, TENANT, Service, eventually
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 TOKEN = "the-admin-token-of-these-tests"
 READY_SECONDS = 180.0

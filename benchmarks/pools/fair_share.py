@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from statistics import mean, median
 
-from benchmarks.comparing import Figure, Say, Scale
+from benchmarks.harness.comparing import Figure, Say, Scale
 from benchmarks.pools.measures import busiest_tenant, fairness, quantile, utilisation
 from benchmarks.pools.multifactor import MultifactorPool
 from benchmarks.pools.pool import CAPACITY, JobRun, Pool, play_trace

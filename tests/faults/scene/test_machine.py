@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.faults import machine
-from tests.faults.machine import Ability, need
+from tests.faults.scene import machine
+from tests.faults.scene.machine import Ability, need
 
 pytestmark = pytest.mark.faults
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.comparing import Figure, Goal, Growth, Kind, amount, growths, spread
+from benchmarks.harness import machine
+from benchmarks.harness.comparing import Figure, Goal, Growth, Kind, amount, growths, spread
 
-DIRECTORY = Path(__file__).parent / "results"
+DIRECTORY = Path(__file__).parents[1] / "results"
 #: What the table of all figures stands between in a Markdown file.
 MARKS = ("<!-- figures: written by `make bench` -->", "<!-- end of figures -->")
 

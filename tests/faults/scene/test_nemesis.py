@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults import host_nemesis
-from tests.faults.host_service import service_over_hosts
-from tests.faults.machine import need
 from tests.faults.nemesis import LEASE, wage
-from tests.faults.site import running_site
+from tests.faults.scene.host_service import service_over_hosts
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import running_site
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

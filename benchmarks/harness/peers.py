@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"
 PYTHON = ENVIRONMENT / "bin" / "python"
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 REQUIREMENTS = ("ray[default]==2.60.0", "accelerate==1.14.0", "numpy")
 INSTALL_SECONDS = 1200.0
 READY_SECONDS = 90.0

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from tests.faults.inject.hosts import NAMESPACES, Hosts, clear_leftovers, running_hosts
-from tests.faults.machine import need
+from tests.faults.scene.machine import need
 from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from jobs.model.state import JobState
-from tests.faults.site import Site
+from tests.faults.scene.site import Site
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -8,11 +8,11 @@ import pytest
 from jobs.files import paths
 from jobs.model.state import StateReason
 from jobs.store import AttemptId
-from tests.faults.checker import Evidence, violations
-from tests.faults.journal import SERVER_OPTIONS
-from tests.faults.recorder import Exchange
+from tests.faults.scene.checker import Evidence, violations
+from tests.faults.scene.journal import SERVER_OPTIONS
+from tests.faults.scene.recorder import Exchange
 from tests.integration.store.world import TENANT, World
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from jobs.protocol.packets import AnyRecord
 from jobs.protocol.records import PrimitiveTimes, ProgramBegan, Step
-from tests.support.record_streams import aggregator, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, split, step
+from tests.support.samples.specs import make_spec
 from workers.probe.step_records import is_sampled
 from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator

@@ -15,7 +15,7 @@ from tests.faults.inject.hosts import Hosts, running_hosts
 from tests.faults.inject.processes import RANK, SUPERVISOR
 from tests.integration.workers.service import MODULE, NODE, WARM_SECONDS, eventually
 from tests.integration.workers.two_nodes import TwoNodes
-from tests.support.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
 
 PASSWORD = "the-password-of-these-tests"
 PORT = 6379

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.comparing import Figure, Say, Scale
+from benchmarks.harness.comparing import Figure, Say, Scale
 from benchmarks.pools.measures import quantile
 from benchmarks.pools.pool import CAPACITY, JobRun, play_trace
 from benchmarks.pools.stored_pool import StoredPool, stored_pool

@@ -20,7 +20,7 @@ _CAP_NET_ADMIN, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 12, 19, 21
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 CGROUP_V2 = Path("/sys/fs/cgroup")
 FREEZER = Path("/sys/fs/cgroup/freezer")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 #: A commit that is a little older than the release at hand: what may still run beside it while a service is upgraded.
 PREVIOUS_RELEASE = "415330dc1353780ce9da3f1a5386692c17dd7451"
 

@@ -12,7 +12,7 @@ from typing import Any
 from joserfc import jwt
 from joserfc.jwk import KeySet, OctKey, RSAKey
 
-from tests.support.identity_provider import CLIENT_ID, CLIENT_SECRET
+from tests.support.servers.identity_provider import CLIENT_ID, CLIENT_SECRET
 
 Claims = dict[str, Any]
 

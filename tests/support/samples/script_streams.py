@@ -14,7 +14,7 @@ from jobs.splits.findings.uneven_work import CODES as WORK_CODES
 from jobs.splits.lint import _REMEDIES
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding, Report
-from tests.support.record_streams import lease, split, step
+from tests.support.samples.record_streams import lease, split, step
 from workers.supervisor.report.findings.gradient_findings import CODES as GRADIENT_CODES
 from workers.supervisor.report.findings.script_lint import CODES
 from workers.supervisor.report.script_aggregator import ScriptAggregator

@@ -11,10 +11,10 @@ import pytest
 from jobs.model.state import JobState, StateReason
 from jobs.scheduling.scheduler import JobScheduler
 from jobs.store import Hint
-from tests.faults.host_service import LEASE_SECONDS, HostService, service_over_hosts
 from tests.faults.inject import processes
 from tests.faults.inject.disk import small_disk
-from tests.faults.machine import need
+from tests.faults.scene.host_service import LEASE_SECONDS, HostService, service_over_hosts
+from tests.faults.scene.machine import need
 from tests.integration.workers.service import WARM_SECONDS, eventually, is_dead
 from tests.integration.workers.two_nodes import end_process
 

@@ -7,8 +7,8 @@ import pytest
 from jobs.model.pool_policy import PoolPolicy
 from jobs.model.state import JobState, StateReason
 from jobs.store.policies import set_policy
-from tests.faults.host_service import service_over_hosts
-from tests.faults.machine import need
+from tests.faults.scene.host_service import service_over_hosts
+from tests.faults.scene.machine import need
 from tests.integration.workers import reachable
 from tests.integration.workers.places import a_place
 from tests.integration.workers.service import eventually

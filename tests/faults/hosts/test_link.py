@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.inject.network import Network, network
-from tests.faults.machine import need
+from tests.faults.scene.machine import need
 from tests.support.link_peers import ATTEMPT, Admitting, soon
 from workers.supervisor.link.admission import LinkListener
 from workers.supervisor.link.connection import Link
@@ -18,7 +18,7 @@ from workers.supervisor.link.messages import Over, RankBytes
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 #: A follower that numbers what it sends, until it is told that the attempt is over.
 FOLLOWER = """

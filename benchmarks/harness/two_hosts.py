@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.service import Service, environment, service
+from benchmarks.harness.service import Service, environment, service
 from shardyard.service import embedded_redis
 from shardyard.service.processes import ServiceError
 from shardyard.service.secret_key_file import find_key_file

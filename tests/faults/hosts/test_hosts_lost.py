@@ -9,8 +9,8 @@ import pytest
 
 from jobs.model.records import JobRecord
 from jobs.model.state import JobState, StateReason
-from tests.faults.host_service import LEASE_SECONDS, HostService, service_over_hosts
-from tests.faults.machine import need
+from tests.faults.scene.host_service import LEASE_SECONDS, HostService, service_over_hosts
+from tests.faults.scene.machine import need
 from tests.integration.store.invariants import violations
 from tests.integration.workers.service import eventually
 
