@@ -26,6 +26,7 @@ from api.audit.service import AuditService
 from api.background import audit_retention, bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
+from api.background.file_quotas import FileQuotaCount
 from api.background.quota_recount import QuotaRecount
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
@@ -94,6 +95,7 @@ WATCH_SECONDS = 1.0
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
+FILE_COUNT_SECONDS = 60.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
 STOP_SENDING_SECONDS = 5.0
@@ -338,6 +340,7 @@ def _periodic_sweeps(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),
         PeriodicSweep("quotas", QuotaRecount(control).recount, SWEEP_SECONDS),
+        PeriodicSweep("file_quotas", FileQuotaCount(control, storage).count, FILE_COUNT_SECONDS),
         PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
         PeriodicSweep(
             "idle_bundles",

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from jobs.model import spec_rules, validation
 from jobs.model.mail import MAX_ADDRESS_LENGTH
 from jobs.model.pool_policy import PoolPolicy
-from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, Quota
+from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, OF_TENANTS, Quota
 from jobs.model.spec import REFERENCE_NAME, SHOWN_PATTERN, JobSpec
 from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
@@ -41,7 +41,8 @@ Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
 
 
 class QuotaRequest(BaseModel):
-    """What a tenant, or a token, may use, all of it: what is left out is not limited. A token has no `bundle_bytes`."""
+    """What a tenant, or a token, may use, all of it: what is left out is not limited. A token has no `bundle_bytes`
+    and no `file_bytes`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,6 +55,7 @@ class QuotaRequest(BaseModel):
     window_hours: int = Field(DEFAULT_WINDOW_HOURS, ge=1, le=MAX_WINDOW_HOURS, description="how long that window is")
     spec_bytes: Amount = Field(None, description="stored specs of all its jobs that are not archived")
     bundle_bytes: Amount = Field(None, description="bundles")
+    file_bytes: Amount = Field(None, description="logs, metrics, artifacts and checkpoints of all its jobs")
 
 
 class NewTokenRequest(BaseModel):
@@ -352,9 +354,10 @@ def parse_quota(body: bytes, *, of_token: bool) -> Quota:
 
 def make_quota(wanted: QuotaRequest, where: str, *, of_token: bool) -> Quota:
     """`where` comes before the name of a field that is wrong. Raises InvalidRequest."""
-    if of_token and wanted.bundle_bytes is not None:
-        problem = FieldError(f"{where}bundle_bytes", "bundles are the tenant's; leave it out for a token")
-        raise InvalidRequest("the quota is not valid", fields=(problem,))
+    wrong = [name for name in OF_TENANTS if of_token and getattr(wanted, name) is not None]
+    if wrong:
+        problems = [FieldError(where + name, f"{OF_TENANTS[name]} are the tenant's; leave it out") for name in wrong]
+        raise InvalidRequest("the quota is not valid", fields=tuple(problems))
     return Quota(**wanted.model_dump())
 
 

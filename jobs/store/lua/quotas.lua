@@ -19,6 +19,9 @@ function refuse_submit(tenant, token, devices, spec_bytes)
     if quota.devices and devices > quota.devices then return refusal('devices', usage.devices, true) end
     if quota.running == 0 then return refusal('running', usage.running, true) end
     if quota.device_hours == 0 then return refusal('device_hours', 0, true) end
+    if quota.file_bytes and (usage.file_bytes or 0) >= quota.file_bytes then
+      return refusal('file_bytes', usage.file_bytes or 0, quota.file_bytes == 0)
+    end
     for limit, more in pairs({jobs = 1, spec_bytes = spec_bytes}) do
       if quota[limit] and usage[limit] + more > quota[limit] then
         return refusal(limit, usage[limit], more > quota[limit])

@@ -1,7 +1,7 @@
 -- What accounts use, for their quotas (jobs/model/quota.py). Only accounts with a quota are counted, from the moment that
 -- it is set: where nobody has one, a move of a job costs one look-up more.
 -- The counters are those of `keys.usage`: jobs that have not ended, those of them that run, the devices of these, bytes of
--- stored specs; and device-milliseconds by the part of the window in which they were used, 's:<its start>'.
+-- stored specs, and of files (which an API reads from the disk); and device-milliseconds by the part of the window in which they were used, 's:<its start>'.
 
 -- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
 local DEFAULT_WINDOW_HOURS, read_quota, quotas_of, settle_time, spent_time, now_ms, count_move, count_forgotten,
@@ -127,9 +127,9 @@ end
 
 -- What the counters of an account say.
 function read_usage(account)
-  local found = redis.call('HMGET', keys.usage(account), 'jobs', 'running', 'devices', 'spec_bytes')
+  local found = redis.call('HMGET', keys.usage(account), 'jobs', 'running', 'devices', 'spec_bytes', 'file_bytes')
   return {jobs = tonumber(found[1] or 0), running = tonumber(found[2] or 0), devices = tonumber(found[3] or 0),
-    spec_bytes = tonumber(found[4] or 0)}
+    spec_bytes = tonumber(found[4] or 0), file_bytes = tonumber(found[5] or nil)}
 end
 
 -- How many bytes the bundles of a tenant may have.

@@ -57,6 +57,9 @@ def set_command(
     window_hours: Annotated[int | None, typer.Option(help="The window; 24 by default.", show_default=False)] = None,
     spec_bytes: Annotated[int | None, typer.Option(help="Bytes of stored specs.", show_default=False)] = None,
     bundle_bytes: Annotated[int | None, typer.Option(help="Bytes of bundles.", show_default=False)] = None,
+    file_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of logs, artifacts and checkpoints.", show_default=False)
+    ] = None,
     token_id: TokenId = None,
     url: Url = None,
     token: Token = None,
@@ -78,6 +81,7 @@ def set_command(
         "window_hours": window_hours,
         "spec_bytes": spec_bytes,
         "bundle_bytes": bundle_bytes,
+        "file_bytes": file_bytes,
     }
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if not given:

@@ -15,6 +15,7 @@ const LIMITS: Record<string, { title: string; about: string; show: (value: numbe
   devices: { title: "Devices at a time", about: "when it is reached, jobs wait", show: number },
   device_hours: { title: "Device-hours", about: "when it is reached, jobs wait until older use is out of the window", show: number },
   spec_bytes: { title: "Specs of jobs", about: "when it is reached, new jobs are refused; deleted jobs give it back", show: bytes },
+  file_bytes: { title: "Files of jobs", about: "logs, artifacts, checkpoints; when it is reached, new jobs are refused; deleted jobs give it back within minutes", show: bytes },
   bundle_bytes: { title: "Bundles of code", about: "when it is reached, new code is refused", show: bytes },
 };
 
