@@ -80,3 +80,5 @@ def test_a_webhook_is_tested_and_what_was_given_up_is_sent_again(pages: Pages, p
     expect(phone.page.locator("tr", has_text="given up")).to_be_visible()
     assert_no_scrolling_sideways(phone.page)
     assert_accessible(phone.page)
+    for opened in (page, phone.page):
+        opened.unroute_all(behavior="wait")  # before the webhook, and its deliveries, are deleted
