@@ -109,7 +109,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         """Drop the connection when what was sent is not acknowledged, or not read, for so long; 0: when TCP does."""
         self._has_user_timeout = seconds > 0
         connection = self.transport.get_extra_info("socket")  # None: over TLS, of one that is closed
-        with suppress(OSError, AttributeError):  # it is closed already
+        with suppress(OSError, ValueError, AttributeError):  # it is closed already: uvloop says ValueError
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def shutdown(self) -> None:

@@ -43,6 +43,7 @@ def elsewhere(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         fs.remove_tree(directory)
 
 
+@pytest.mark.slow
 def test_a_service_is_made_anew_from_a_back_up_of_one_that_ran(up: Up, elsewhere: Path) -> None:
     client = up.start()
     ended = client.submit(digits(epochs=1) | {"observe": "every"}).id

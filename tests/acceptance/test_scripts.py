@@ -68,6 +68,7 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_script_runs_as_a_job_from_its_checkout_and_prints_what_it_prints_alone(up: Up, project: Path) -> None:
     up.start()
     variables = os.environ | {"SHARDYARD_DATA_DIR": str(up.data_dir)}

@@ -52,6 +52,7 @@ def test_the_demo_trains_both_models_shows_both_reports_and_ends_cleanly(up: Up)
     assert run.stdout.count("%  ok") == 2
 
 
+@pytest.mark.slow
 def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_it(up: Up) -> None:
     client = up.start()
     (node,) = client.nodes()
@@ -137,6 +138,7 @@ def test_a_part_that_cannot_start_ends_up_with_the_last_words_of_its_log(up: Up)
     assert up.pids() == {}
 
 
+@pytest.mark.slow
 def test_without_a_box_the_screen_says_so_and_there_is_no_second_tenant(
     up: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def account_of(up: Up, job: str) -> str:
     return box.read_text().split()[-1]
 
 
+@pytest.mark.slow
 def test_two_nodes_share_a_machine_and_each_runs_a_job_under_an_account_of_its_own(up: Up) -> None:
     client = up.start(*TWO)
     nodes = client.nodes()

@@ -314,7 +314,8 @@ def test_the_history_of_a_device_is_reached_from_the_page_of_all_devices(pages: 
     ("path", "scheme"),
     [(path, "light") for path in ("/", "/submit", "/compare?a=JOB&b=JOB", "/nodes", "/jobs/JOB")]
     + [("/devices/cpu:0", "light")]
-    + [(path, "dark") for path in ("/", "/jobs/JOB", "/devices/cpu:0")],
+    + [("/jobs/JOB", "dark")]
+    + [pytest.param(path, "dark", marks=pytest.mark.slow) for path in ("/", "/devices/cpu:0")],
 )
 def test_pages_are_accessible(pages: Pages, uneven: str, path: str, scheme: Any) -> None:
     """No violation of WCAG 2 A and AA that axe finds."""

@@ -225,6 +225,7 @@ def test_a_wrong_token_is_told_so(stranger: Pages) -> None:
     expect(page.get_by_role("alert")).to_contain_text("unknown, revoked or expired")
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_across_a_restart_of_the_api(pages: Pages, client: Client, service: Up) -> None:
     """`shardyard up` starts its API again when it dies."""
     spec = example("digits-ddp2")

@@ -72,7 +72,10 @@ def test_a_telephone_scrolls_in_one_direction(browser: Browser, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["rows-on-8-devices", "straggler-on-rank-1", "both"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("rows-on-8-devices", "straggler-on-rank-1")), "both"],
+)
 def test_everybody_can_read_it(browser: Browser, tmp_path: Path, name: str, scheme: str) -> None:
     sides = (example("side-by-side-dp"), ReportContext("dp")), (example("side-by-side-ddp"), ReportContext("ddp"))
     document = (

@@ -43,7 +43,7 @@ def test_row_18_a_job_that_starts_on_a_full_disk_fails_typed_and_the_next_one_ru
     cramped.is_sound()
 
 
-@pytest.mark.parametrize("calls", ["fsync", "rename"])
+@pytest.mark.parametrize("calls", [pytest.param("fsync", marks=pytest.mark.slow), "rename"])
 def test_row_18_a_report_that_the_disk_refuses_for_a_moment_is_written_after_that(
     site: Site, tmp_path: Path, calls: str
 ) -> None:

@@ -1,13 +1,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Problem } from "./api";
-import { throttled } from "./throttle";
+import { type Look, throttled } from "./throttle";
 
 const LOOK_MS = 5000;
 
 /** What `read` finds, looked at every few seconds while the page is seen; what is wrong, if it cannot be read; and a
  * function that looks at once. */
-export function useLooking<T>(read: () => Promise<T>): [T | null, string, () => Promise<void>] {
+export function useLooking<T>(read: () => Promise<T>): [T | null, string, Look] {
   const [found, setFound] = useState<T | null>(null);
   const [problem, setProblem] = useState("");
   const look = useRef(

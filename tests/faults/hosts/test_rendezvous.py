@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 USUAL_PORT = 29500
 
 
+@pytest.mark.slow
 def test_row_28_two_ddp_jobs_start_together_while_the_usual_port_is_taken(site: Site) -> None:
     with socket.socket() as taken:
         with suppress(OSError):  # then somebody else has it, which serves as well

@@ -43,7 +43,7 @@ from tests.support.servers.redis_server import running_redis
 
 pytestmark = pytest.mark.integration
 
-EXAMPLES = int(os.environ.get("SHARDYARD_FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("SHARDYARD_FUZZ_EXAMPLES", "5"))
 CODE = zipped(Part("train.py"))
 BUNDLE = f"sha256:{hashlib.sha256(CODE).hexdigest()}"
 SEED = int(os.environ.get("SHARDYARD_FUZZ_SEED", "1"))

@@ -367,7 +367,7 @@ def walk_histories(world: World, count: int, steps: int, *, checked_each: int) -
 
 
 def test_no_history_takes_a_counter_above_its_quota_or_from_a_recount(world: World) -> None:
-    walk_histories(world, 60, 30, checked_each=5)
+    walk_histories(world, 20, 30, checked_each=5)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ ENDS = sorted(CAUSE_OF)
 STOPPED = {StateReason.DRAINED, StateReason.STORAGE_LOW, StateReason.SUSPENDED, StateReason.PREEMPTED}
 LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
 
-QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class History(RuleBasedStateMachine):

@@ -25,7 +25,7 @@ def rows_of(run: RankRun, phase: str) -> list[int | None]:
     return [sum(row or 0 for row in rows[step.splits[0]]) for step in run.of(Step) if step.phase == phase]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_digits_are_learned_to_95_percent_and_each_test_image_counts_once(ranks: int) -> None:
     runs = run_ddp(DIGITS, ranks)
     (result,) = runs[0].of(Result)

@@ -116,6 +116,7 @@ def test_a_worker_that_drains_waits_for_its_attempts_takes_none_and_ends_well(se
     assert service.ended(waiting).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(service: Service) -> None:
     service.stop_worker()
     service.start_worker([*MODULE, "--drain", "1"])

@@ -35,7 +35,7 @@ WITHOUT_CGROUPS = (
 )
 
 
-@pytest.fixture(scope="module", params=["cgroup", "no cgroup", "box"])
+@pytest.fixture(scope="module", params=["cgroup", pytest.param("no cgroup", marks=pytest.mark.slow), "box"])
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service whose jobs may use little: limited by the kernel where it allows that, watched, or in a box."""
     directory = tmp_path_factory.mktemp("limited")

@@ -50,7 +50,9 @@ def steps_in(service: Service, job: str, path: str | None) -> int:
     return sum(event["name"].startswith("Optimizer.step") for event in events)
 
 
-@pytest.mark.parametrize("env", [{}, {"OPENBLAS_NUM_THREADS": "1"}], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    "env", [{}, pytest.param({"OPENBLAS_NUM_THREADS": "1"}, marks=pytest.mark.slow)], ids=["warm", "cold"]
+)
 def test_all_ranks_of_a_running_script_record_their_next_steps(service: Service, env: dict[str, str]) -> None:
     job = service.run_script({"train.py": TRAIN}, strategy="ddp", devices=2, env=env)
     eventually(lambda: service.job(job).first_step, "its first step")

@@ -44,6 +44,7 @@ def why(service: Service, device: int) -> Quarantine | None:
     return service.node().quarantine.get(device)
 
 
+@pytest.mark.slow
 def test_a_device_comes_back_when_what_would_not_die_is_gone_and_it_can_compute(
     service: Service, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ import { type Box, type Device, type ListedJob, type LowDisk, type NodeView, typ
 import { bytes, clock, plural } from "../format";
 import { follow } from "../live";
 import { Link } from "../router";
-import { throttled } from "../throttle";
+import { type Look, throttled } from "../throttle";
 import { attempt } from "../toast";
 
 const LOOK_MS = 5000;
@@ -65,7 +65,7 @@ async function all(): Promise<Sight> {
   return { pools: pools.pools, nodes: nodes.nodes, running: new Map(running.jobs.map((job) => [job.id, job])), waiting };
 }
 
-function PoolPart(props: { pool: Pool; sight: Sight; look: () => Promise<void> }) {
+function PoolPart(props: { pool: Pool; sight: Sight; look: Look }) {
   const { pool, sight } = props;
   const waiting = sight.waiting.filter((job) => job.pool === pool.name);
   return (
@@ -93,14 +93,14 @@ function PoolPart(props: { pool: Pool; sight: Sight; look: () => Promise<void> }
   );
 }
 
-function NodePart(props: { node: NodeView; sight: Sight; look: () => Promise<void> }) {
+function NodePart(props: { node: NodeView; sight: Sight; look: Look }) {
   const { node } = props;
   const operator = may("admin") && (me.value?.operator ?? false);
   const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
   const act = (method: "POST" | "DELETE", path: string, body?: unknown) =>
     attempt(async () => {
       await call(method, path, body);
-      await props.look();
+      await props.look(true);
     });
   return (
     <div class="node">

@@ -6,6 +6,7 @@ import { type Delivery, type Webhook, call, get, may, post } from "../api";
 import { clock, plural } from "../format";
 import { useLooking } from "../looking";
 import { Link } from "../router";
+import type { Look } from "../throttle";
 import { attempt } from "../toast";
 
 /** Deliveries that a list shows, and how often it is looked at what became of a test. */
@@ -42,7 +43,7 @@ function standing(webhook: Webhook): [string, string] {
   return webhook.delivered_at ? ["succeeded", "works"] : ["queued", "has sent nothing yet"];
 }
 
-function WebhookPart(props: { webhook: Webhook; look: () => Promise<void> }) {
+function WebhookPart(props: { webhook: Webhook; look: Look }) {
   const { webhook } = props;
   const [open, setOpen] = useState(false);
   const path = `/v1/webhooks/${webhook.id}`;
@@ -50,7 +51,7 @@ function WebhookPart(props: { webhook: Webhook; look: () => Promise<void> }) {
   const act = (what: () => Promise<unknown>) =>
     attempt(async () => {
       await what();
-      await props.look();
+      await props.look(true);
     });
   const test = () =>
     act(async () => {
@@ -80,7 +81,7 @@ function WebhookPart(props: { webhook: Webhook; look: () => Promise<void> }) {
   );
 }
 
-function Deliveries(props: { webhook: Webhook; look: () => Promise<void> }) {
+function Deliveries(props: { webhook: Webhook; look: Look }) {
   const [shown, setShown] = useState<string>(props.webhook.dead ? "dead" : "all");
   return (
     <>
@@ -94,13 +95,13 @@ function Deliveries(props: { webhook: Webhook; look: () => Promise<void> }) {
   );
 }
 
-function DeliveryTable(props: { webhook: Webhook; state: string; look: () => Promise<void> }) {
+function DeliveryTable(props: { webhook: Webhook; state: string; look: Look }) {
   const path = `/v1/webhooks/${props.webhook.id}/deliveries`;
   const [found, problem, look] = useLooking(() => get<{ deliveries: Delivery[] }>(`${path}?state=${props.state}&limit=${SHOWN}`));
   const again = (delivery: Delivery) =>
     attempt(async () => {
       await post(`${path}/${encodeURIComponent(delivery.id)}/redeliver`);
-      await Promise.all([look(), props.look()]);
+      await Promise.all([look(true), props.look(true)]);
     });
   if (problem) return <div class="notice bad" role="alert">{problem}</div>;
   if (!found) return null;

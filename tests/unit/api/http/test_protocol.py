@@ -1,10 +1,12 @@
 import asyncio
 import logging
+import socket
 from typing import Any, cast
 
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvloop import loop
 
 from api.http import protocol
 
@@ -111,3 +113,16 @@ def test_idle_connections_are_closed_for_new_ones_and_those_with_a_request_are_n
     connections[0]._make_room()
     closed = [cast(Idle, one.transport).closed for one in connections]
     assert (closed[0], sum(closed)) == (False, 3)
+
+
+class Gone:
+    """The transport of a connection that uvloop has closed."""
+
+    def get_extra_info(self, name: str) -> Any:
+        return {"socket": loop.PseudoSocket(socket.AF_INET, socket.SOCK_STREAM, 6, -1)}[name]  # type: ignore[attr-defined]  # compiled, and in no stub
+
+
+def test_a_client_that_is_gone_before_its_stream_begins_is_no_fault_of_the_service() -> None:
+    one = protocol.DeadlineProtocol.__new__(protocol.DeadlineProtocol)
+    one.transport = cast(asyncio.Transport, Gone())
+    protocol.watch_client({"extensions": {protocol._CONNECTION: one}})
