@@ -243,6 +243,7 @@ def test_a_run_is_watched_across_a_restart_of_the_api(pages: Pages, client: Clie
     expect(page.locator(".job-head .state")).to_have_text("cancelled")
 
 
+@pytest.mark.slow
 def test_more_windows_than_a_browser_has_connections_all_show_what_happens(pages: Pages, client: Client) -> None:
     windows = [pages.page, *(pages.page.context.new_page() for _ in range(6))]
     for window in windows:

@@ -62,6 +62,7 @@ def test_row_02_training_outlives_a_killed_worker_and_a_lost_hint_is_sent_again(
     site.finished(job)
 
 
+@pytest.mark.slow
 def test_row_02_a_worker_that_is_stopped_is_gone_in_5_seconds_and_training_goes_on(site: Site) -> None:
     job = site.running("single", 1, talks=True)
 

@@ -82,6 +82,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         site.is_sound()
 
 
+@pytest.mark.slow
 def test_a_job_that_comes_while_the_disk_is_low_waits_for_room(site: Site) -> None:
     filler = fill(site.settings.storage)
     eventually(lambda: site.node().low, "the node takes no work")

@@ -90,7 +90,8 @@ def resumes(hosts: HostService, job: str, undisturbed: Any, *reasons: StateReaso
 # -- 31, 32: processes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("row", "part"), [pytest.param(31, 1, marks=pytest.mark.slow), (32, 0)])
+@pytest.mark.parametrize(("row", "part"), [(31, 1), (32, 0)])
+@pytest.mark.slow
 def test_rows_31_and_32_a_supervisor_that_is_killed_takes_all_ranks_along_and_the_job_resumes(
     hosts: HostService, undisturbed: Any, row: int, part: int
 ) -> None:

@@ -85,7 +85,10 @@ def test_an_example_can_be_submitted_and_planned(name: str) -> None:
     assert ("rows" in prediction.notes) == (spec.recipe.data.ref == "cifar10")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "accumulate-4-bfloat16" else name for name in EXAMPLES],
+)
 def test_an_example_runs_and_splits_as_planned(name: str, data_root: Path) -> None:
     report = run(shortened(submitted(name)), data_root)
     assert report.prediction.differences == []

@@ -41,6 +41,7 @@ print([each.peek()[1] for each in weakref.finalize._registry] == [print])
 """
 
 
+@pytest.mark.slow
 def test_a_rank_ends_what_its_program_made_and_not_what_the_imports_made() -> None:
     ran = subprocess.run([sys.executable, "-c", TEARDOWN], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.split() == ["True", "own"]

@@ -22,7 +22,7 @@ def service(shared: Service) -> Iterator[Service]:
         shared.restore()  # so that one failure does not become the next test's
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=[MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow), MODES[2]])
 def mode(request: pytest.FixtureRequest) -> BoxMode:
     found: BoxMode = request.param
     return found

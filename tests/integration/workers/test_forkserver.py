@@ -32,6 +32,7 @@ forkserver.serve(int(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_server_with_a_second_thread_says_so_and_forks_nothing(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", TWO_THREADS, str(theirs.fileno())]

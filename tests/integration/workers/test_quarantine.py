@@ -76,6 +76,7 @@ def test_a_device_comes_back_when_what_would_not_die_is_gone_and_it_can_compute(
     service.run(store.unquarantine(NODE, 7))
 
 
+@pytest.mark.slow
 def test_what_a_supervisor_left_that_was_killed_at_its_very_end_is_cleared_away_in_passing(service: Service) -> None:
     job = service.long()
     marks = service.marks(AttemptId(TENANT, "long-gone", 1))

@@ -169,6 +169,7 @@ def memory_cgroup() -> Iterator[Path]:
             place.rmdir()
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_for_memory_ran_out_of_it(tmp_path: Path) -> None:
     with memory_cgroup() as place:
         enter = ["/bin/sh", "-c", f'echo $$ > {place}/cgroup.procs && exec "$@"', "sh", *MODULE]
