@@ -1,4 +1,5 @@
-"""Row 30: all faults mixed by chance, while jobs are submitted, run, fail and are cancelled. A program:
+"""Row 30: all faults mixed by chance, while jobs are submitted, run, fail and are cancelled, and a webhook whose
+receiver refuses some requests is told of all their states. A program:
 
     python -m tests.faults.nemesis --seed 7 --seconds 120 --jobs 200
 
@@ -32,7 +33,9 @@ from shardyard.contract.errors import Unavailable
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.scene.checker import violations
+from tests.faults.scene.journal import read_past
 from tests.faults.scene.site import Site, running_site
+from tests.faults.scene.webhook_listener import WebhookListener, follow_jobs, untold, webhook_listener
 from tests.integration.workers.service import eventually
 
 LEASE = 30.0
@@ -41,7 +44,11 @@ OUTAGE_SECONDS = 5.0
 #: How long jobs may take to end when the faults have stopped, for each job and besides.
 END_SECONDS, END_SECONDS_EACH = 120.0, 2.0
 SETTLE_SECONDS = 40.0
+#: Until webhooks have arrived: one that the receiver refused a few times waits a minute, and more after a kill.
+TOLD_SECONDS = 240.0
 HANDS = 2
+#: Settings of a site that may send webhooks to this machine.
+FOR_WEBHOOKS = {"webhook_networks": "127.0.0.0/8"}
 #: How long a deed waits for an attempt that it could be done to, and then for it to get somewhere.
 VICTIM_SECONDS, VICTIM_AGE_SECONDS = 6.0, 0.3
 COMMANDS = (
@@ -366,8 +373,16 @@ def _hand(war: War, number: int) -> None:
 
 def wage(site: Site, seed: int, seconds: float, jobs: int) -> list[str]:
     """Submit `jobs` jobs over `seconds` seconds of faults; what is broken when all have ended."""
-    war = War(site, seed)
-    baselines = {}
+    with webhook_listener(seed) as listener:
+        follow_jobs(site, listener)
+        broken = _wage(War(site, seed), seconds, jobs)
+        broken += _untold(site, listener)
+        print(f"{listener.requests} requests have reached the webhook", flush=True)
+    return broken
+
+
+def _wage(war: War, seconds: float, jobs: int) -> list[str]:
+    site, baselines = war.site, {}
     for kind, submit in KINDS.items():
         job = submit(site, uuid.uuid4().hex)
         site.finished(job, 120)
@@ -426,6 +441,19 @@ def _verdict(war: War) -> list[str]:
     return found + [words for job in war.jobs for words in _unexplained(war, job)]
 
 
+def _untold(site: Site, listener: WebhookListener) -> list[str]:
+    """What a webhook was not told of any job, once there was time for it."""
+    found: list[str] = []
+
+    def look() -> bool:
+        found[:] = untold(read_past(site.directory / "redis").jobs, listener.states())
+        return not found
+
+    with suppress(AssertionError):
+        eventually(look, "webhooks have arrived", TOLD_SECONDS)
+    return found
+
+
 def _unexplained(war: War, job: str) -> list[str]:
     """What no deed explains of how a job ended, or of what it has printed."""
     record, kind = war.site.job(job), war.jobs[job]
@@ -446,7 +474,7 @@ def main() -> int:
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}, {chosen.seconds:g} s, {chosen.jobs} jobs", flush=True)
     directory = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    with running_site(directory, through="127.0.0.1", lease_seconds=LEASE) as site:
+    with running_site(directory, through="127.0.0.1", lease_seconds=LEASE, **FOR_WEBHOOKS) as site:
         broken = wage(site, chosen.seed, chosen.seconds, chosen.jobs)
     for words in broken:
         print("BROKEN", words)

@@ -118,6 +118,13 @@ async def ask(api: Api, job: str, route: str, content: bytes | None = None) -> f
     return hold[0]
 
 
+async def ask_again(api: Api, job: str, route: str, content: bytes | None = None) -> float:
+    """As `ask`, for what may be asked twice: a route that holds the loop does so each time, and a machine that is busy
+    does not."""
+    hold = await ask(api, job, route, content)
+    return hold if hold <= MOST_SECONDS else min(hold, await ask(api, job, route, content))
+
+
 async def test_every_route_is_in_the_table(api: Api) -> None:
     table = [*QUERIES, *WITHOUT_BODY, *WITH_BODY, *PLAIN, *STREAMS]
     assert len(table) == len(set(table))
@@ -130,7 +137,7 @@ async def test_no_body_holds_the_event_loop(api: Api, name: str) -> None:
     job, too_long = await api.submit(), {}
     for route in sorted(WITH_BODY):
         await ask(api, job, route, b"{}")  # what is imported at first is not measured
-        hold = await ask(api, job, route, BODIES[name])
+        hold = await ask_again(api, job, route, BODIES[name])
         if hold > MOST_SECONDS:
             too_long[route] = hold
     assert too_long == {}
@@ -156,9 +163,11 @@ async def test_no_route_holds_the_event_loop_over_much_that_is_stored(api: Api, 
         if route in WITH_BODY or route in STREAMS:
             continue
         asked = other if "DELETE" in route or "POST" in route else job
-        if "DELETE" not in route:
+        if "DELETE" in route:
+            hold = await ask(api, asked, route)
+        else:
             await ask(api, asked, route)
-        hold = await ask(api, asked, route)
+            hold = await ask_again(api, asked, route)
         if hold > MOST_SECONDS:
             too_long[route] = hold
     assert too_long == {}

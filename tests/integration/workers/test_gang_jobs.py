@@ -276,6 +276,37 @@ def test_a_cancel_ends_the_ranks_of_both_nodes(nodes: TwoNodes) -> None:
     assert all(map(is_dead, everyone))
 
 
+def test_a_drain_of_the_node_that_does_not_lead_sends_the_whole_job_back_at_no_cost(nodes: TwoNodes) -> None:
+    plain = nodes.gang(steps=60, checkpoint={"every_steps": 10})
+    expected = nodes.ended(plain)
+    job = nodes.gang(steps=60, seconds=0.05, checkpoint={"every_steps": 10})
+    eventually(lambda: nodes.job(job).first_step, "it trains")
+    attempt, other = nodes.attempt(job), nodes.node_of_follower(job)
+    everyone = [pid for one in NODES for pid in nodes.ranks_on(one, attempt)]
+    nodes.run(store.drain_node(other, deadline_seconds=0))
+    try:
+        eventually(lambda: nodes.job(job).state is JobState.QUEUED, "it waits again")
+        record = nodes.job(job)
+        assert (record.reason, record.losses, record.retries) == (StateReason.DRAINED, 0, 0)
+        assert all(map(is_dead, everyone))
+    finally:
+        nodes.run(store.undrain_node(other))
+    record = nodes.ended(job)
+    assert (record.state, record.result) == (JobState.SUCCEEDED, expected.result)
+    assert nodes.attempts(job)[1].resumed is not None, "a drain leaves time for a checkpoint"
+
+
+def test_the_time_limit_of_a_job_ends_the_ranks_of_both_nodes(nodes: TwoNodes) -> None:
+    job = nodes.gang(steps=10_000, seconds=0.05, limits={"wall_seconds": 3.0})
+    eventually(lambda: nodes.job(job).first_step, "it trains")
+    attempt = nodes.attempt(job)
+    everyone = [pid for one in NODES for pid in nodes.ranks_on(one, attempt)]
+    assert len(everyone) == 4
+    record = nodes.ended(job)
+    assert (record.state, record.message) == (JobState.FAILED, "ran longer than limits.wall_seconds (3 s)")
+    assert all(map(is_dead, everyone))
+
+
 @pytest.mark.slow
 def test_a_part_that_does_not_join_sends_the_attempt_back_at_no_cost(nodes: TwoNodes) -> None:
     stopped = [nodes.other_worker.pid]
