@@ -285,6 +285,7 @@ def _build_services(
     traces_are_on: bool,
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
+    token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
     return (
         JobService(
@@ -309,8 +310,8 @@ def _build_services(
         ShareService(control),
         ExplainService(control, records, fleet),
         secrets,
-        TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
-        SessionService(control, authenticator),
+        token_service,
+        SessionService(control, authenticator, token_service),
         AuditService(storage),
         QuotaService(control),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
