@@ -75,6 +75,7 @@ from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
 from api.webhooks.addresses import AddressRules, HostResolver
 from api.webhooks.channels import ChannelOpener
+from api.webhooks.job_links import JobLinks
 from api.webhooks.mails import MailTransport, read_mail_settings
 from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sender import WebhookSender
@@ -204,7 +205,8 @@ async def _lifespan(
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
     mail = MailTransport(read_mail_settings(settings))
     services += (WebhookService(control, settings.secret_keys(), targets, mail),)
-    channels = ChannelOpener(control, settings.secret_keys(), WebhookTransport(targets, resolver), mail)
+    http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
+    channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
     sender = WebhookSender(control, channels)
     app.state.authenticator = authenticator
     app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
