@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import Depends, FastAPI
@@ -28,6 +29,7 @@ from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
 from api.background.file_quotas import FileQuotaCount
 from api.background.quota_recount import QuotaRecount
+from api.background.traces.config import open_trace_collector
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
 from api.data.change_notifier import ChangeNotifier
@@ -73,6 +75,7 @@ from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
 from api.webhooks.addresses import AddressRules, HostResolver
 from api.webhooks.channels import ChannelOpener
+from api.webhooks.job_links import JobLinks
 from api.webhooks.mails import MailTransport, read_mail_settings
 from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sender import WebhookSender
@@ -88,6 +91,9 @@ from jobs.store.client import AsyncRedisStore, RedisStore
 from jobs.store.packed_jobs import PackedJobConverter
 from shardyard.contract.errors import FormatMismatch, Unavailable
 
+if TYPE_CHECKING:
+    from api.background.traces.collector import TraceCollector
+
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
@@ -96,6 +102,7 @@ SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
 FILE_COUNT_SECONDS = 60.0
+TRACE_SECONDS = 5.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
 STOP_SENDING_SECONDS = 5.0
@@ -132,16 +139,18 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         UnsafeToStart: it would be open to others without a token.
-        ValueError: no control Redis is set, or what is set about single sign-on cannot be used.
+        ValueError, OSError: no control Redis is set, or what is set about single sign-on, or about traces, cannot be
+            used.
     """
     operator = load_operator_token(settings)
     settings.control_url()
     single_sign_on = read_config(settings)
+    collector = open_trace_collector()
     monitoring = ProcessMetrics()
     app = FastAPI(
         title="Shardyard",
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
-        lifespan=partial(_lifespan, settings, operator, single_sign_on),
+        lifespan=partial(_lifespan, settings, operator, single_sign_on, collector),
         dependencies=[Depends(authenticate)],
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.system.routes has one
         redirect_slashes=False,
@@ -161,7 +170,11 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(
-    settings: Settings, operator: TokenRecord, single_sign_on: SingleSignOnConfig | None, app: FastAPI
+    settings: Settings,
+    operator: TokenRecord,
+    single_sign_on: SingleSignOnConfig | None,
+    collector: "TraceCollector | None",
+    app: FastAPI,
 ) -> AsyncIterator[None]:
     """What an application has while it serves: connections, the scheduler, the sweeps."""
     control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
@@ -187,11 +200,13 @@ async def _lifespan(
         memory,
         lambda: scheduler.alive,
         app.state.audit_log,
+        traces_are_on=collector is not None,
     )
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
     mail = MailTransport(read_mail_settings(settings))
     services += (WebhookService(control, settings.secret_keys(), targets, mail),)
-    channels = ChannelOpener(control, settings.secret_keys(), WebhookTransport(targets, resolver), mail)
+    http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
+    channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
     sender = WebhookSender(control, channels)
     app.state.authenticator = authenticator
     app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
@@ -212,7 +227,10 @@ async def _lifespan(
             sweep_storage(
                 partial(storage_proof.prove_storage, reconciled, storage),
                 partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
-                _periodic_sweeps(reconciled, storage, settings, lambda: bool(disks.low)),
+                (
+                    *_periodic_sweeps(reconciled, storage, settings, lambda: bool(disks.low)),
+                    *_trace_sweeps(reconciled, storage, collector),
+                ),
                 _end_process,
             )
         ),
@@ -225,6 +243,8 @@ async def _lifespan(
         for task in (*watches, sending):
             task.cancel()
         await asyncio.wait([sending], timeout=STOP_SENDING_SECONDS)  # it gives its lead back
+        if collector is not None:
+            collector.close()
         resolver.close()
         mail.close()
         # The scheduler first: it may be sending. Then what it used, then what the routes used.
@@ -263,8 +283,11 @@ def _build_services(
     memory: MemoryGuard,
     is_scheduler_alive: Callable[[], bool],
     audit_log: AuditLog,
+    *,
+    traces_are_on: bool,
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
+    token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
     return (
         JobService(
@@ -279,6 +302,7 @@ def _build_services(
             disks,
             memory,
             settings.max_artifact_bytes,
+            traces_are_on=traces_are_on,
         ),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
@@ -288,8 +312,8 @@ def _build_services(
         ShareService(control),
         ExplainService(control, records, fleet),
         secrets,
-        TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed),
-        SessionService(control, authenticator),
+        token_service,
+        SessionService(control, authenticator, token_service),
         AuditService(storage),
         QuotaService(control),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
@@ -353,6 +377,14 @@ def _periodic_sweeps(
             _sweep_interval(retention),
         ),
     )
+
+
+def _trace_sweeps(control: RedisStore, storage: Path, collector: "TraceCollector | None") -> tuple[PeriodicSweep, ...]:
+    if collector is None:
+        return ()
+    from api.background.traces.exporter import JobTraceExporter  # with the library, which may be missing
+
+    return (PeriodicSweep("traces", JobTraceExporter(control, storage, collector).send_ended, TRACE_SECONDS),)
 
 
 def _sweep_interval(kept: float) -> float:

@@ -7,13 +7,23 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 TRAINING = {"torch", "numpy", "scikit-learn"}
 
 
+#: Extras that both images have: a container cannot install one.
+EXTRAS = ("server", "otel")
+
+
+def _list_requirements(project: dict[str, Any]) -> list[str]:
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(requirement for extra in EXTRAS for requirement in extras[extra])]
+
+
 def main(part: str) -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    for requirement in [*project["dependencies"], *project["optional-dependencies"]["server"]]:
+    for requirement in _list_requirements(project):
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
         if (name in TRAINING) == (part == "training"):
             print(requirement)

@@ -3,6 +3,7 @@
 from shardyard.contract.errors import (
     BadBundle,
     BodyTooLarge,
+    BundleNeeded,
     BundleQuota,
     Conflict,
     FieldError,
@@ -63,6 +64,7 @@ __all__ = [
     "IdempotencyConflict",
     "JobFinished",
     "JobNotFinished",
+    "BundleNeeded",
     "JobNotRunning",
     "ProfileRunning",
     "BundleQuota",

@@ -40,13 +40,18 @@ async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Respons
 
 
 @router.post(
-    "/v1/sign-out", status_code=204, **describe("End a browser's session", refuses=("forbidden", "unavailable"))
+    "/v1/sign-out", status_code=204, **describe("End a session or a login", refuses=("forbidden", "unavailable"))
 )
 async def sign_out(request: Request, sessions: ServiceDep) -> Response:
-    """Ends the session of the cookie, if there is one."""
+    """Ends the session of the cookie, if there is one. Without a cookie, the token of the request is revoked, if a
+    sign-in of a command line made it."""
+    session, header = request.cookies.get(SESSION_COOKIE, ""), request.headers.get("authorization")
+    if header is not None and not session:
+        await sessions.end_login(header)
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
     if "origin" in request.headers:
         check_origin(request)
-    await sessions.end_session(request.cookies.get(SESSION_COOKIE, ""))
+    await sessions.end_session(session)
     answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
     answer.delete_cookie(SESSION_COOKIE, path="/", httponly=True, samesite="strict")
     return answer

@@ -8,10 +8,8 @@ is missing afterwards was deleted by a user, and its file goes again.
 """
 
 import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -30,7 +28,6 @@ log = structlog.get_logger(__name__)
 CHUNK = 100
 #: One sweep ends after this long; a process that is about to end waits for it.
 BUSY_SECONDS = 3.0
-_LOCK = ".lock"
 
 
 def sweep_finished_jobs(
@@ -49,7 +46,7 @@ def sweep_finished_jobs(
         OSError: the disk refuses; the jobs stay where they are.
     """
     deadline = time.monotonic() + BUSY_SECONDS
-    with _archive_lock(storage) as alone:
+    with fs.hold_directory(paths.archive_dir(storage)) as alone:
         if not alone:
             return False
         # What frees space comes first: a full disk refuses the rest.
@@ -121,19 +118,3 @@ def _modified_at(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:  # a user has just deleted it
         return float("inf")
-
-
-@contextlib.contextmanager
-def _archive_lock(storage: Path) -> Iterator[bool]:
-    """Whether this process has the archive for itself. Raises OSError."""
-    directory = paths.archive_dir(storage)
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(lock)

@@ -1,4 +1,4 @@
-"""Routes of code bundles: upload, show."""
+"""Routes of code bundles: upload, show, delete."""
 
 from typing import Annotated
 
@@ -32,6 +32,13 @@ async def upload(request: Request, who: Caller, bundles: ServiceDep) -> Response
     uploaded = await bundles.upload(who, request.stream())
     location = {"Location": f"/v1/bundles/{uploaded.bundle.id}"}
     return responses.json_response(uploaded.bundle, 201 if uploaded.created else 200, location)
+
+
+@router.delete("/v1/bundles/{bundle}", status_code=204, **describe("Delete a bundle", refuses=("bundle_needed",)))
+async def delete(who: Caller, bundles: ServiceDep, bundle: BundleId) -> Response:
+    """Only one that no job needs. Its bytes count no more from then on."""
+    await bundles.delete(who, bundle)
+    return Response(status_code=204)
 
 
 @router.get("/v1/bundles/{bundle}", **describe("Show a bundle's files", BundleContents))

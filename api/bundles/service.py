@@ -9,7 +9,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,6 +121,20 @@ class BundleService:
             jobs=record.jobs,
             files=[BundleFileView(file.path, file.bytes) for file in found.files],
         )
+
+    async def delete(self, who: Principal, bundle: str) -> None:
+        """Delete a bundle, its record first: a submit that comes now is refused, and an upload of the same bytes has a
+        file of its own. A file that cannot be removed is swept later.
+
+        Raises:
+            NotFound: the tenant has no such bundle.
+            BundleNeeded: a job needs it.
+        """
+        nonce = await self._store.run(store.delete_bundle(who.tenant, bundle))
+        audit.log_audit_event(who, "bundle_deleted", bundle=bundle)
+        file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
+        with suppress(OSError):
+            await self._run_writer(partial(file.unlink, missing_ok=True))
 
     async def check_entrypoint(self, who: Principal, wanted: JobSpec) -> None:
         """Whether the program of a spec is in its bundle. Whether there is such a bundle at all, the submit asks, after

@@ -31,6 +31,7 @@ CHANGES: Final[Mapping[tuple[str, str], str]] = {
     ("DELETE", "/v1/jobs/{job}"): "job_deleted",
     ("POST", "/v1/jobs/{job}/profile"): "profile_requested",
     ("POST", "/v1/bundles"): "bundle_uploaded",
+    ("DELETE", "/v1/bundles/{bundle}"): "bundle_deleted",
     ("PUT", "/v1/secrets/{secret}"): "secret_stored",
     ("DELETE", "/v1/secrets/{secret}"): "secret_deleted",
     ("POST", "/v1/tokens"): "token_created",

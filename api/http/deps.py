@@ -14,6 +14,7 @@ from api.http.middleware import RATE_LIMIT_FIELDS
 from api.http.rate_limits import RateLimiter
 from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
+from jobs.model.trace_context import TraceContext, parse_traceparent
 from jobs.store.accounts.tokens import Scope
 from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
 
@@ -136,6 +137,13 @@ async def idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", ma
     return key
 
 
+async def trace_context(request: Request) -> TraceContext | None:
+    """The span that a request belongs to, by its header `traceparent`. One that is not valid, or not the only one, is
+    ignored."""
+    found = request.headers.getlist("traceparent")
+    return parse_traceparent(found[0]) if len(found) == 1 else None
+
+
 async def wants_text(request: Request) -> bool:
     """Whether the Accept header puts text/plain before JSON."""
     accept = request.headers.get("accept", "")
@@ -150,6 +158,7 @@ BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]
 Body = Annotated[bytes, Depends(body)]
 IdempotencyKey = Annotated[str, Depends(idempotency_key)]
+CallersTrace = Annotated[TraceContext | None, Depends(trace_context)]
 WantsText = Annotated[bool, Depends(wants_text)]
 #: Streams of a log; `api.data.log_streams` reads it, and words the refusal of what the pattern leaves out.
 LogStreamNames = Annotated[

@@ -78,6 +78,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "conflict": (409, "Conflict"),
     "idempotency_conflict": (409, "Idempotency key used for another request"),
     "job_finished": (409, "The job has ended"),
+    "bundle_needed": (409, "A job needs the bundle"),
     "job_not_finished": (409, "The job has not ended"),
     "job_not_running": (409, "The job does not run"),
     "profile_running": (409, "The job is being profiled"),

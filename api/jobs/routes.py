@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from api.http import deps, responses
-from api.http.deps import Body, Caller, IdempotencyKey, JobId, WantsText, service_of
+from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, JobId, WantsText, service_of
 from api.http.operation_docs import TEXT, describe, json_body
 from api.jobs import plan_service
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
@@ -37,7 +37,7 @@ _REFUSED = (
 async def submit(request: Request, key: IdempotencyKey) -> Response:
     # It calls the other dependencies itself: the framework takes as long for them as for the spec.
     who, jobs, body = await deps.principal(request), await _job_service(request), await deps.body(request)
-    return _submitted(await jobs.submit(who, body, key))
+    return _submitted(await jobs.submit(who, body, key, await deps.trace_context(request)))
 
 
 @router.post(
@@ -126,9 +126,11 @@ async def show(
         refuses=("invalid_spec", "unreadable_spec", *_REFUSED),
     ),
 )
-async def resubmit(who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey) -> Response:
+async def resubmit(
+    who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey, trace: CallersTrace
+) -> Response:
     """Submits a new job with the same spec, and with this job as its `parent_id`. It takes no body."""
-    return _submitted(await jobs.resubmit(who, job, body, key))
+    return _submitted(await jobs.resubmit(who, job, body, key, trace))
 
 
 @router.post(

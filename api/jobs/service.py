@@ -33,6 +33,8 @@ from jobs import store
 from jobs.model.records import AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState
+from jobs.model.trace_context import TraceContext, trace_job
+from jobs.protocol.names import job_ref
 from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
@@ -86,6 +88,8 @@ class JobService:
         disks: DiskGuard,
         memory: MemoryGuard,
         max_artifact_bytes: int,
+        *,
+        traces_are_on: bool = False,
     ) -> None:
         """`max_artifact_bytes` is the most that a job may ask for in `limits.artifact_bytes`."""
         self._store = control
@@ -99,13 +103,16 @@ class JobService:
         self._disks = disks
         self._memory = memory
         self._max_artifact_bytes = max_artifact_bytes
+        self._traces_are_on = traces_are_on
         self._statuses = StatusCache()
         self._statuses_for_readers = StatusCache(shows_env=False)
         self._rows = ListedRows()
         self._waiting = TenantSlots(MAX_WAITING, MAX_WAITING_OF_TENANT, OWN_WAITING, RESERVED_WAITING)
 
-    async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> SubmittedJob:
-        """Store a job.
+    async def submit(
+        self, who: Principal, body: bytes, idempotency_key: str, caller: TraceContext | None = None
+    ) -> SubmittedJob:
+        """Store a job. `caller` is the span that it belongs to.
 
         Raises:
             MalformedJson, InvalidSpec, NotSupported, UnknownBundle, UnknownSecret, UnknownPool, TooLargeForPool: it
@@ -114,7 +121,8 @@ class JobService:
             StorageLow, StoreFull: a disk of the service, or the control Redis, has too little room.
             OverQuota, QuotaExceeded: the tenant or the token may not have it, or has no room for it now.
         """
-        return await self._store_job(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
+        digest = hashlib.sha256(body).hexdigest()
+        return await self._store_job(who, parse_spec(body), digest, idempotency_key, caller)
 
     async def compute(self, work: Callable[[], T]) -> T:
         """What `work` returns, which computes for a while: in a thread. Raises TooManyReads, and what it raises."""
@@ -128,16 +136,24 @@ class JobService:
         """
         return (await self._records.read_view(who.tenant, job)).spec
 
-    async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> SubmittedJob:
+    async def resubmit(
+        self, who: Principal, job: str, body: bytes, idempotency_key: str, caller: TraceContext | None = None
+    ) -> SubmittedJob:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
         view = await self._records.read_view(who.tenant, job)
         refuse_body(body)
         wanted = parse_spec(view.spec.as_json)  # it was accepted once, maybe by an earlier version
         digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
-        return await self._store_job(who, wanted, digest, idempotency_key, parent=job)
+        return await self._store_job(who, wanted, digest, idempotency_key, caller, parent=job)
 
     async def _store_job(
-        self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
+        self,
+        who: Principal,
+        wanted: JobSpec,
+        digest: str,
+        idempotency_key: str,
+        caller: TraceContext | None,
+        parent: str = "",
     ) -> SubmittedJob:
         self._disks.require_room()
         await self._memory.require_room()
@@ -146,14 +162,16 @@ class JobService:
             raise Forbidden("a priority above 0 needs a token with the scope 'priority'; submit with priority 0")
         await self._bundles.check_entrypoint(who, wanted)
         await self._secrets.check_secrets(who, wanted)
+        job = str(uuid_utils.uuid7())
         call = store.submit(
             who.tenant,
-            str(uuid_utils.uuid7()),
+            job,
             wanted,
             idempotency_key=idempotency_key,
             digest=digest,
             parent=parent,
             token=who.token,
+            trace=trace_job(job_ref(who.tenant, job), caller, traces_are_on=self._traces_are_on),
         )
         failpoints.reach("submit.before_store")
         submitted = await self._store.run(call)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from api.webhooks.job_links import JobLinks
 from api.webhooks.mails import MailTransport
 from api.webhooks.outgoing import DeliveryFailed, WebhookTransport
 from api.webhooks.payloads import NothingToSend, render_github, render_json, render_slack
@@ -47,9 +48,11 @@ class JsonChannel:
 class SlackChannel:
     secrets: WebhookSecrets
     transport: WebhookTransport
+    links: JobLinks
 
     async def send(self, delivery: TakenDelivery) -> SendingResult:
-        return SendingResult(await self.transport.send(render_slack(delivery.id, delivery.event, self.secrets)))
+        link = self.links.link_of(delivery.event)
+        return SendingResult(await self.transport.send(render_slack(delivery.id, delivery.event, self.secrets, link)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,12 @@ class GithubChannel:
     repo: str
     token: str
     transport: WebhookTransport
+    links: JobLinks
 
     async def send(self, delivery: TakenDelivery) -> SendingResult:
         try:
-            request = render_github(delivery.id, delivery.event, self.url, self.repo, self.token)
+            link = self.links.link_of(delivery.event)
+            request = render_github(delivery.id, delivery.event, self.url, self.repo, self.token, link)
         except NothingToSend as nothing:
             return SendingResult(None, str(nothing))
         return SendingResult(await self.transport.send(request))
@@ -74,19 +79,29 @@ class GithubChannel:
 class MailChannel:
     recipients: tuple[str, ...]
     transport: MailTransport
+    links: JobLinks
 
     async def send(self, delivery: TakenDelivery) -> SendingResult:
-        return SendingResult(*await self.transport.send(delivery.id, delivery.event, self.recipients))
+        link = self.links.link_of(delivery.event)
+        return SendingResult(*await self.transport.send(delivery.id, delivery.event, self.recipients, link))
 
 
 class ChannelOpener:
     """Makes the channel of a webhook, with what is secret of it decrypted."""
 
-    def __init__(self, control: AsyncRedisStore, key_file: Path, http: WebhookTransport, mail: MailTransport) -> None:
+    def __init__(
+        self,
+        control: AsyncRedisStore,
+        key_file: Path,
+        http: WebhookTransport,
+        mail: MailTransport,
+        links: JobLinks = JobLinks(),  # noqa: B008  (frozen)
+    ) -> None:
         self._store = control
         self._key_file = key_file
         self._http = http
         self._mail = mail
+        self._links = links
 
     async def open(self, webhook: WebhookRecord) -> DeliveryChannel:
         """Raises:
@@ -95,15 +110,15 @@ class ChannelOpener:
         Unavailable: Redis does not answer.
         """
         if webhook.format == "email":
-            return MailChannel(webhook.target.to, self._mail)
+            return MailChannel(webhook.target.to, self._mail, self._links)
         secrets = await asyncio.to_thread(unseal_secrets, self._key_file, webhook)
         if webhook.format == "json":
             return JsonChannel(webhook.id, secrets, self._http)
         if webhook.format == "slack":
-            return SlackChannel(secrets, self._http)
+            return SlackChannel(secrets, self._http, self._links)
         if webhook.format == "github":
             token = await self._read_token(webhook.tenant, webhook.target.token_secret)
-            return GithubChannel(secrets.url, webhook.target.repo, token, self._http)
+            return GithubChannel(secrets.url, webhook.target.repo, token, self._http, self._links)
         raise DeliveryFailed("this version of the service does not know its format")
 
     async def _read_token(self, tenant: str, name: str) -> str:

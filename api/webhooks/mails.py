@@ -97,8 +97,11 @@ class MailTransport:
             return ""
         return "the service sends no mails to this domain (its operator allows some with SHARDYARD_MAIL_DOMAINS)"
 
-    async def send(self, delivery: str, event: StoredEvent, recipients: Sequence[str]) -> tuple[int, str]:
-        """Send a mail about an event: the server's status, and which recipients it has refused.
+    async def send(
+        self, delivery: str, event: StoredEvent, recipients: Sequence[str], link: str = ""
+    ) -> tuple[int, str]:
+        """Send a mail about an event, with the link to its job's page, if there is one: the server's status, and which
+        recipients it has refused.
 
         Raises:
             DeliveryFailed: the server has not taken it for any of them.
@@ -109,7 +112,7 @@ class MailTransport:
         allowed = [address for address in recipients if address not in refused]
         if not allowed:
             raise DeliveryFailed("the service sends no mails to these domains any more")
-        message = render_mail(delivery, event, self._settings.sender, allowed)
+        message = render_mail(delivery, event, self._settings.sender, allowed, link)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(TOTAL_SECONDS):
@@ -172,7 +175,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def render_mail(delivery: str, event: StoredEvent, sender: str, recipients: Sequence[str]) -> EmailMessage:
+def render_mail(
+    delivery: str, event: StoredEvent, sender: str, recipients: Sequence[str], link: str = ""
+) -> EmailMessage:
     """Its Message-ID is made of the delivery's id, so that programs which read mails can drop doubles."""
     message = EmailMessage(policy=SMTP)
     line = describe_event(event)
@@ -187,5 +192,6 @@ def render_mail(delivery: str, event: StoredEvent, sender: str, recipients: Sequ
     message[DELIVERY_HEADER] = delivery
     message[EVENT_HEADER] = event.kind
     facts = json.dumps(event.data, indent=2, ensure_ascii=False)
-    message.set_content(f"{line}\n\n{event.kind} at {happened:%Y-%m-%d %H:%M:%S} UTC\n\n{facts}\n")
+    shown = f"{line}\n{link}" if link else line
+    message.set_content(f"{shown}\n\n{event.kind} at {happened:%Y-%m-%d %H:%M:%S} UTC\n\n{facts}\n")
     return message

@@ -65,13 +65,18 @@ def render_json(
     return OutgoingRequest("POST", secrets.url, {**_headers(delivery, event), SIGNATURE_HEADER: signature}, body)
 
 
-def render_slack(delivery: str, event: StoredEvent, secrets: WebhookSecrets) -> OutgoingRequest:
-    body = msgspec.json.encode({"text": _escape_slack(describe_event(event))})
+def render_slack(delivery: str, event: StoredEvent, secrets: WebhookSecrets, link: str = "") -> OutgoingRequest:
+    """`link` is the page of the job, if there is one."""
+    text = _escape_slack(describe_event(event))
+    body = msgspec.json.encode({"text": f"{text}\n<{_escape_slack(link)}|Open the job>" if link else text})
     return OutgoingRequest("POST", secrets.url, _headers(delivery, event), body)
 
 
-def render_github(delivery: str, event: StoredEvent, url: str, repo: str, token: str) -> OutgoingRequest:
-    """A status of the commit that the job's label names; of a test, a look at the repository.
+def render_github(
+    delivery: str, event: StoredEvent, url: str, repo: str, token: str, link: str = ""
+) -> OutgoingRequest:
+    """A status of the commit that the job's label names, with the `link` to the job's page, if there is one; of a test,
+    a look at the repository.
 
     Raises:
         NothingToSend: the event is of no job, or its job names no commit.
@@ -98,6 +103,8 @@ def render_github(delivery: str, event: StoredEvent, url: str, repo: str, token:
         "context": f"shardyard/{event.data.get('name') or 'job'}"[:MAX_CONTEXT],
         "description": _cut(description, MAX_DESCRIPTION),
     }
+    if link:
+        status["target_url"] = link
     return OutgoingRequest("POST", f"{base}/statuses/{commit}", headers, msgspec.json.encode(status))
 
 

@@ -16,6 +16,7 @@
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
                               /.<nonce>.part
     <storage>/archive/<tenant>/<first digits of the job's id>/<job>.json
+    <storage>/traces/sent.json         which job's spans were sent last
 
 The API and every node see the same directory, so these names are part of the contract between them.
 """
@@ -118,6 +119,10 @@ def archive_file(storage: Path, tenant: str, job: str) -> Path:
     """The record of a job that is no longer in the control Redis. An id begins with the time, so one directory has the
     jobs of about five hours, and the names of directories and files sort as the jobs were made."""
     return tenant_archive(storage, tenant) / job[:6] / f"{job}.json"
+
+
+def traces_dir(storage: Path) -> Path:
+    return storage / "traces"
 
 
 def bundles_dir(storage: Path) -> Path:

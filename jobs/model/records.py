@@ -13,6 +13,7 @@ import msgspec
 from jobs.model.device_history import SlowRecord
 from jobs.model.pool_policy import DEFAULT_POLICY, PoolPolicy
 from jobs.model.state import AttemptState, JobState, StateReason
+from jobs.model.trace_context import JobTrace
 
 Fields = Mapping[bytes, bytes]
 
@@ -130,6 +131,7 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
     retry_at: int | None = None  # while it backs off: when it may start again
     checkpoint: dict[str, Any] | None = None  # the newest that is committed: step, epoch, attempt, sha256, at
     network: str | None = None  # what its newest attempt has: none | host
+    trace: JobTrace = JobTrace()
 
     @classmethod
     def from_fields(cls, tenant: str, job: str, fields: Fields, *, archived: bool = False) -> "JobRecord":
@@ -148,6 +150,7 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
             retry_at=_time_field(fields, b"retry_at"),
             checkpoint=_json_field(fields, b"checkpoint"),
             network=_text_field(fields, b"network") or None,
+            trace=JobTrace(_text_field(fields, b"traceparent"), _text_field(fields, b"caller_span")),
             archived=archived,
         )
 

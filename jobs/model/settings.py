@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -41,6 +42,18 @@ def _require_mail_address(text: str) -> str:
 
 def _require_domains(text: str) -> str:
     parse_domains(text)
+    return text
+
+
+def _require_public_url(text: str) -> str:
+    if text:
+        url = urlsplit(text)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError("SHARDYARD_PUBLIC_URL must begin with https:// or http://, and have a host")
+        if "@" in url.netloc or "?" in text or "#" in text:
+            raise ValueError("SHARDYARD_PUBLIC_URL must have no user, no query and no fragment")
+        if not (text.isascii() and text.isprintable()) or set(text) & set(' "<>|\\'):
+            raise ValueError("SHARDYARD_PUBLIC_URL has a character that no URL has")
     return text
 
 
@@ -98,11 +111,11 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
 
-    public_url: str = Field(
+    public_url: Annotated[str, AfterValidator(_require_public_url)] = Field(
         "",
         max_length=500,
         description="address of this service in people's browsers, for example https://shardyard.example.com; for "
-        "single sign-on",
+        "single sign-on, and for links to jobs in messages",
     )
     oidc_issuer: str = Field(
         "",

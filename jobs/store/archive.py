@@ -27,6 +27,36 @@ def list_finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str],
 
 
 @dataclass(frozen=True, slots=True)
+class EndedJob:
+    tenant: str
+    job: str
+    finished: int  # microseconds since the epoch
+
+    @property
+    def ref(self) -> str:
+        return job_ref(self.tenant, self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJobs:
+    """Jobs in the order in which they ended, and the time by the control Redis's clock."""
+
+    now: int
+    jobs: tuple[EndedJob, ...]
+
+
+def list_ended(after: int, after_ref: str, limit: int) -> Call[EndedJobs]:
+    """Jobs that have ended after a time, and after a ref where several have ended at once, and are not archived."""
+
+    def decode(reply: Sequence[Any]) -> EndedJobs:
+        now, *found = reply
+        jobs = ((*ref.decode().split("/", 1), int(ended)) for ref, ended in found)
+        return EndedJobs(int(now), tuple(EndedJob(tenant, job, ended) for tenant, job, ended in jobs))
+
+    return call_function("list_ended", decode, after=after, after_ref=after_ref, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that the store has about a finished job, as it has it."""
 

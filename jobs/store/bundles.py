@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from jobs.protocol.names import bundle_ref
 from jobs.store.call import Call, call_function, read_hash
-from shardyard.contract.errors import BundleQuota, FieldError, UnknownBundle
+from shardyard.contract.errors import BundleNeeded, BundleQuota, FieldError, NotFound, UnknownBundle
+
+#: Jobs that a refusal to delete a bundle names, and the newest of a tenant that are searched for them.
+MAX_NEEDING_JOBS, MAX_SCANNED_JOBS = 10, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,37 @@ def read_bundle(tenant: str, bundle: str) -> Call[BundleRecord | None]:
         return BundleRecord(id=bundle, nonce=nonce, **{name: int(value) for name, value in fields.items()})
 
     return call_function("read_bundle", decode, ref=bundle_ref(tenant, bundle))
+
+
+def delete_bundle(tenant: str, bundle: str) -> Call[str]:
+    """Forget a bundle that no job needs; the nonce of its file, which the caller deletes.
+
+    Raises (on execution):
+        NotFound: the tenant has no such bundle.
+        BundleNeeded: a job needs it.
+    """
+
+    def decode(reply: Sequence[bytes]) -> str:
+        status, *detail = (part.decode() for part in reply)
+        if status == "missing":
+            raise NotFound(f"there is no bundle {bundle}")
+        if status == "needed":
+            raise _bundle_needed(int(detail[0]), detail[1:])
+        return detail[0]
+
+    return call_function(
+        "delete_bundle",
+        decode,
+        ref=bundle_ref(tenant, bundle),
+        max_listed=MAX_NEEDING_JOBS,
+        max_scanned=MAX_SCANNED_JOBS,
+    )
+
+
+def _bundle_needed(jobs: int, listed: Sequence[str]) -> BundleNeeded:
+    needing = "1 job needs" if jobs == 1 else f"{jobs} jobs need"
+    shown = f": {', '.join(listed)}" + (" and others" if jobs > len(listed) else "") if listed else ""
+    return BundleNeeded(f"{needing} this bundle{shown}; a job needs it until it is deleted or archived")
 
 
 def unknown_bundle(bundle: str | None) -> UnknownBundle:

@@ -49,6 +49,7 @@ _READING = frozenset(
         "read_changes",
         "count_jobs",
         "dump_keys",
+        "list_ended",
         "list_finished",
         "read_heartbeats",
         "read_fleet",

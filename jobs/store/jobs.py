@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_fields
 from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState, StateReason
+from jobs.model.trace_context import JobTrace
 from jobs.protocol.names import job_ref
 from jobs.store.accounts.quotas import raise_over_quota
 from jobs.store.bundles import unknown_bundle
@@ -61,6 +62,7 @@ def submit(
     digest: str = "",
     parent: str = "",
     token: str = "",
+    trace: JobTrace = JobTrace(),  # noqa: B008  (frozen)
 ) -> Call[SubmitReply]:
     """Store and queue a job.
 
@@ -106,6 +108,8 @@ def submit(
         bundle=(spec.program.bundle or "").removeprefix("sha256:"),
         wall=repr(spec.limits.wall_seconds),
         start_after=_encode_start(spec),
+        traceparent=trace.traceparent,
+        caller_span=trace.caller_span,
     )
 
 

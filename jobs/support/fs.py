@@ -4,11 +4,15 @@ users' programs, removed."""
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from jobs.support.directory_cursor import DirectoryCursor
+
+_LOCK = ".lock"
 
 
 def sync_directory(directory: Path) -> None:
@@ -34,6 +38,35 @@ def replace_file(path: Path, body: bytes) -> None:
     draft = path.with_name(f".{path.name}.part")
     draft.write_bytes(body)
     draft.replace(path)
+
+
+def replace_synced(path: Path, body: bytes) -> None:
+    """As `replace_file`, and on the disk when this returns. Raises OSError."""
+    draft = path.with_name(f".{path.name}.part")
+    with draft.open("wb", buffering=0) as file:
+        file.write(body)
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def hold_directory(directory: Path) -> Iterator[bool]:
+    """Whether this process has a directory for itself, which is made if need be: no other one holds it.
+
+    Raises:
+        OSError: it cannot be made, or cannot be locked.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(lock)
 
 
 def overwrite_file(path: Path, body: bytes) -> None:

@@ -190,6 +190,10 @@ class AsyncClient(AsyncWebhookMethods):
         """The contents of a bundle. Raises NotFound."""
         return await self.call(endpoints.get_bundle(bundle))
 
+    async def delete_bundle(self, bundle: str) -> None:
+        """Delete a bundle that no job needs. Raises NotFound, BundleNeeded."""
+        await self.call(endpoints.delete_bundle(bundle))
+
     async def has_bundle(self, bundle: str) -> bool:
         """Whether the service has a bundle with this id for this tenant."""
         try:

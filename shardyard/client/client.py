@@ -188,6 +188,10 @@ class Client(WebhookMethods):
         """The contents of a bundle. Raises NotFound."""
         return self.call(endpoints.get_bundle(bundle))
 
+    def delete_bundle(self, bundle: str) -> None:
+        """Delete a bundle that no job needs. Raises NotFound, BundleNeeded."""
+        self.call(endpoints.delete_bundle(bundle))
+
     def has_bundle(self, bundle: str) -> bool:
         """Whether the service has a bundle with this id for this tenant."""
         try:

@@ -256,6 +256,10 @@ def upload_bundle(
     )
 
 
+def delete_bundle(bundle: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("bundles", bundle), kind=NoneType)
+
+
 def get_bundle(bundle: str) -> HttpCall[responses.BundleContents]:
     return _get_request(_build_path("bundles", bundle), responses.BundleContents)
 

@@ -1,6 +1,7 @@
 """One function per route of single sign-on that a command line uses. They need no token."""
 
 import json
+from types import NoneType
 
 from shardyard.client.transport import HttpCall
 from shardyard.contract import responses
@@ -23,3 +24,8 @@ def finish_device_sign_in(device_code: str) -> HttpCall[responses.DeviceSignInSt
         content=json.dumps({"device_code": device_code}).encode(),
         headers={"Content-Type": "application/json"},
     )
+
+
+def sign_out(token: str) -> HttpCall[None]:
+    """Revokes a token that a sign-in of a command line made."""
+    return HttpCall(method="POST", path="/v1/sign-out", kind=NoneType, headers={"Authorization": f"Bearer {token}"})

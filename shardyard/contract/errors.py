@@ -23,6 +23,7 @@
     │   ├── IdempotencyConflict   same key, other body
     │   ├── JobFinished           cancel of a job that has ended
     │   ├── JobNotFinished        delete of a job that has not
+    │   ├── BundleNeeded          delete of a bundle that a job needs
     │   ├── JobNotRunning         a profile of a job that waits or has ended
     │   ├── ProfileRunning        a profile of a job that is being profiled
     │   ├── BundleQuota           a tenant's bundles have no more room
@@ -153,6 +154,10 @@ class JobFinished(Conflict):
 
 class JobNotFinished(Conflict):
     code = "job_not_finished"
+
+
+class BundleNeeded(Conflict):
+    code = "bundle_needed"
 
 
 class JobNotRunning(Conflict):

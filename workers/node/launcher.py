@@ -152,4 +152,5 @@ class AttemptLauncher:
             part=part,
             parts=tuple(place.node for place in placement) if len(placement) > 1 else (),
             join_seconds=settings.join_seconds,
+            traceparent=job.record.trace.traceparent,
         )

@@ -270,6 +270,8 @@ def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapp
         "OMP_NUM_THREADS": str(config.threads),
         "PYTHONUNBUFFERED": "1",
     }
+    if config.traceparent:
+        variables["TRACEPARENT"] = config.traceparent
     if config.network == "none":  # by name: the host's name may lead to an interface that is not there
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if not config.is_distributed:

@@ -59,6 +59,7 @@ class AttemptConfig:
     part: int = 0  # of this node in the attempt; 0 leads
     parts: tuple[str, ...] = ()  # nodes of the attempt in the order of its parts, where it has several
     join_seconds: float = 30.0  # within which all parts must have joined the leader
+    traceparent: str = ""  # the trace that its job belongs to, for its ranks; "": none
 
     @property
     def strategy(self) -> str:

@@ -1,5 +1,6 @@
 """What the operator has set about single sign-on, checked at the start of a process."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,13 +89,18 @@ def _checked_url(text: str, setting: str) -> str:
 
 def _read_secret(settings: Settings) -> str:
     """The client's secret; "" for a public client, which has none."""
-    if settings.oidc_client_secret is not None:
+    if settings.oidc_client_secret:  # compose files set what is not given to nothing
         return settings.oidc_client_secret.get_secret_value()
     path = settings.oidc_client_secret_file
     if path is None:
         return ""
+    path = path.expanduser()
     try:
-        with path.expanduser().open("rb") as file:
-            return file.read(_MAX_SECRET_BYTES).decode().strip()
+        with path.open("rb") as file:
+            is_open = os.fstat(file.fileno()).st_mode & 0o077
+            secret = file.read(_MAX_SECRET_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"SHARDYARD_OIDC_CLIENT_SECRET_FILE cannot be read: {error}") from None
+    if is_open:
+        raise ValueError(f"SHARDYARD_OIDC_CLIENT_SECRET_FILE: {path} can be read by others; run `chmod 600 {path}`")
+    return secret

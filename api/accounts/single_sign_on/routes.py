@@ -30,14 +30,15 @@ async def show_ways(sign_on: ServiceDep) -> Response:
 @pages.get(
     "/v1/sign-in/oidc",
     status_code=303,
-    **describe("Begin a single sign-on", without_body=(303,), refuses=("not_found", "unavailable")),
+    **describe("Begin a single sign-on", without_body=(303,), refuses=("not_found", "rate_limited", "unavailable")),
 )
 async def begin(
+    request: Request,
     sign_on: ServiceDep,
     next_path: Annotated[str, Query(alias="next", description="page of this service to come back to")] = "/",
 ) -> Response:
     """Sends a browser to the identity provider, with a cookie that its way back is checked against."""
-    pending, url = await sign_on.begin_sign_in(next_path)
+    pending, url = await sign_on.begin_sign_in(next_path, _address_of(request))
     config = sign_on.require_config()
     answer = Response(status_code=303, headers=HEADERS | {"Location": url})
     answer.set_cookie(
@@ -70,11 +71,12 @@ async def finish(request: Request, sign_on: ServiceDep) -> Response:
 
 @router.post(
     "/v1/sign-in/device",
-    **describe("Begin a sign-in of a command line", DeviceSignIn, refuses=("not_found", "unavailable")),
+    **describe("Begin a sign-in of a command line", DeviceSignIn, refuses=("not_found", "rate_limited", "unavailable")),
 )
-async def begin_device(sign_on: ServiceDep) -> Response:
+async def begin_device(request: Request, sign_on: ServiceDep) -> Response:
     """The code that somebody enters at the identity provider, and where."""
-    return responses.json_response(await sign_on.begin_device_sign_in(), 200, {"Cache-Control": "no-store"})
+    begun = await sign_on.begin_device_sign_in(_address_of(request))
+    return responses.json_response(begun, 200, {"Cache-Control": "no-store"})
 
 
 @router.post(
@@ -94,3 +96,7 @@ async def finish_device(sign_on: ServiceDep, body: Body) -> Response:
 def pending_cookie(config: SingleSignOnConfig) -> str:
     """Name of the cookie of a sign-in that has begun; over TLS no other host of the domain can set it."""
     return "__Host-shardyard_sign_in" if config.is_secure else "shardyard_sign_in"
+
+
+def _address_of(request: Request) -> str:
+    return "" if request.client is None else request.client.host

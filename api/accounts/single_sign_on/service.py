@@ -16,6 +16,7 @@ from api.accounts.single_sign_on.people import ProviderRefused, SignedInPerson
 from api.accounts.single_sign_on.rules import find_rule
 from api.accounts.tokens_service import TokenService
 from api.http import audit
+from api.http.address_limits import AddressLimiter
 from api.http.auth import Authenticator, Principal
 from api.schemas import views
 from api.schemas.requests import parse_device_sign_in
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 #: Tokens for the command line that somebody may have at a time; the oldest goes first.
 MAX_LOGINS: Final = 10
+#: Sign-ins that may begin at an address, for browsers and command lines together: so many at once, then one every so
+#: many seconds. Behind a proxy all people have one address.
+SIGN_INS_AT_ONCE: Final = 60
+SIGN_IN_SECONDS: Final = 1.0
 #: Of an authorization code, a state and an issuer in the query of a browser that comes back.
 MAX_PARAMETER_LENGTH: Final = 4096
 #: Where RFC 8628 has no interval of the provider's, and how long a code may be good for.
@@ -61,6 +66,7 @@ class SingleSignOnService:
         self._token_service = token_service
         self._config = config
         self._provider = None if config is None else _make_provider(config)
+        self._limiter = AddressLimiter(SIGN_INS_AT_ONCE, SIGN_IN_SECONDS)
 
     async def close(self) -> None:
         if self._provider is not None:
@@ -78,15 +84,17 @@ class SingleSignOnService:
 
     # -- browsers ----------------------------------------------------------------------------------
 
-    async def begin_sign_in(self, next_path: str) -> tuple[PendingSignIn, str]:
-        """A sign-in, and where the browser goes for it.
+    async def begin_sign_in(self, next_path: str, address: str) -> tuple[PendingSignIn, str]:
+        """A sign-in, and where the browser goes for it. `address` is the caller's.
 
         Raises:
             NotFound: single sign-on is not set up.
+            RateLimited: too many begin there.
             InvalidRequest: `next_path` leads elsewhere.
             Unavailable: the provider does not answer.
         """
         _, provider = self._require()
+        self._limiter.count_request(address)
         pending = begin_pending(next_path, time.time())
         return pending, await provider.authorization_url(pending)
 
@@ -145,12 +153,14 @@ class SingleSignOnService:
 
     # -- command lines -----------------------------------------------------------------------------
 
-    async def begin_device_sign_in(self) -> DeviceSignIn:
+    async def begin_device_sign_in(self, address: str) -> DeviceSignIn:
         """Raises:
         NotFound: single sign-on is not set up, or the provider has no device flow.
+        RateLimited: too many begin at the caller's address.
         Unavailable: the provider does not answer.
         """
         _, provider = self._require()
+        self._limiter.count_request(address)
         try:
             answer = await provider.request_device_code()
         except ProviderRefused as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardyard import formatting
 from shardyard.cli.common import Commands, Url, connect_client, make_console
-from shardyard.contract.errors import SignInFailed, Unavailable
+from shardyard.contract.errors import ShardyardError, SignInFailed, Unavailable
 
 if TYPE_CHECKING:
     from shardyard.client import Client
@@ -20,7 +20,7 @@ EXAMPLES = "\n\n".join(
         "[bold]Examples[/]",
         "shardyard login --url https://shardyard.example.com     shows an address and a code for your browser",
         "shardyard list --url https://shardyard.example.com      uses what login has stored",
-        "shardyard logout --url https://shardyard.example.com    forgets it",
+        "shardyard logout --url https://shardyard.example.com    ends it",
     )
 )
 
@@ -47,13 +47,27 @@ def login_command(url: Url = None) -> None:
 
 
 def logout_command(url: Url = None) -> None:
-    """Forget the token that `shardyard login` has stored, which ends by itself; `shardyard token revoke` ends it."""
+    """End what `shardyard login` made: its token is revoked at the service, and forgotten here.
+
+    Where the service does not answer, the token is only forgotten, and stays good until it ends by itself.
+    """
+    from shardyard.client import sign_in_endpoints
     from shardyard.client.connection import default_data_dir
-    from shardyard.client.logins import remove_login
+    from shardyard.client.logins import read_login, remove_login
 
     with connect_client(url, "") as client:
+        login = read_login(default_data_dir(), client.url)
         known = remove_login(default_data_dir(), client.url)
-        print(f"signed out of {client.url}" if known else f"there is no login for {client.url}")
+        if login is None:
+            print(f"the login for {client.url} had ended" if known else f"there is no login for {client.url}")
+            return
+        try:
+            client.call(sign_in_endpoints.sign_out(login.token))
+        except ShardyardError as error:
+            until = "it is revoked" if login.expires_at is None else formatting.local_time(login.expires_at)
+            print(f"forgot the login for {client.url}, but its token works until {until}: {error.message}")
+        else:
+            print(f"signed out of {client.url}; its token is revoked")
 
 
 def _print_begun(begun: "DeviceSignIn") -> None:

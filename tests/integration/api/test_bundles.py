@@ -204,6 +204,27 @@ async def test_who_uploaded_what_is_written_down(api: Api) -> None:
     assert (event["bundle"], event["token"], event["tenant"]) == (ID, "admin", "default")
 
 
+async def test_a_bundle_is_deleted_with_its_file_once_no_job_needs_it(api: Api) -> None:
+    api.node()
+    await upload(api)
+    job = (await submit(api, script())).json()["id"]
+    refused = await api.client.delete(f"/v1/bundles/{ID}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "bundle_needed")
+    assert job in refused.json()["detail"]
+    for headers, status in ((api.token(Scope.READ), 403), (api.token(Scope.SUBMIT, tenant="rival"), 404)):
+        assert (await api.client.delete(f"/v1/bundles/{ID}", headers=headers)).status_code == status
+    assert (await api.client.post(f"/v1/jobs/{job}/cancel")).status_code == 202
+    assert (await api.client.delete(f"/v1/jobs/{job}")).status_code == 204
+    with capture_logs() as logs:
+        assert (await api.client.delete(f"/v1/bundles/{ID}", headers=api.token(Scope.SUBMIT))).status_code == 204
+    (event,) = [entry for entry in logs if entry["event"] == "bundle_deleted"]
+    assert (event["bundle"], event["tenant"]) == (ID, "default")
+    assert kept(api) == []
+    assert (await api.client.delete(f"/v1/bundles/{ID}")).status_code == 404
+    assert (await submit(api, script())).json()["code"] == "unknown_bundle"
+    assert (await upload(api)).status_code == 201
+
+
 # -- many at once, and those that leave ------------------------------------------------------------
 
 

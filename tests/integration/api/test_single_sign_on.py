@@ -2,19 +2,25 @@
 
 import json
 import re
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from httpx import Response
 
+from api.accounts.single_sign_on import service as service_module
 from jobs.model.records import BOX_RIGHTS, BoxRights
 from jobs.model.settings import Settings
 from jobs.store.accounts import tokens
 from jobs.store.accounts.tokens import Scope
 from shardyard import cli
+from shardyard.client import logins
+from shardyard.client.logins import StoredLogin
 from tests.integration.api.conftest import ADMIN, Api, bearer, running
 from tests.integration.api.test_process import api_process, until
 from tests.support.servers.identity_provider import (
@@ -352,11 +358,54 @@ def test_login_stores_a_token_that_only_its_owner_can_read_and_commands_use_it(
     assert file.stat().st_mode & 0o777 == 0o600
     assert json.loads(file.read_text())[service]["token"] not in printed
     assert run_command("list") == 0
+    token = json.loads(file.read_text())[service]["token"]
+    capsys.readouterr()
     assert run_command("logout") == 0
+    assert "its token is revoked" in capsys.readouterr().out
+    assert httpx.get(f"{service}/v1/me", headers=bearer(token)).status_code == 401
     assert run_command("list") == 4
     denied, printed = log_in_by_command(capsys, "alice", "deny")
     assert (denied, "the sign-in was denied" in printed) == (4, True)
     assert json.loads(file.read_text()) == {}
+
+
+def test_logout_says_so_when_the_service_is_away(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("SHARDYARD_TOKEN", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    logins.store_login(tmp_path, url, StoredLogin("sy_1_2", datetime.now(UTC) + timedelta(hours=1)))
+    assert run_command("logout", "--url", url) == 0
+    assert "but its token works until" in capsys.readouterr().out
+    assert logins.read_login(tmp_path, url) is None
+
+
+async def test_signing_out_revokes_a_login_and_no_other_token(api: Api) -> None:
+    login = bearer((await log_in(api, "alice"))["token"])
+    assert (await api.client.get("/v1/me", headers=login)).status_code == 200
+    for _ in range(2):  # the repeat is no error
+        assert (await api.client.post("/v1/sign-out", headers=login)).status_code == 204
+        assert (await api.client.get("/v1/me", headers=login)).status_code == 401
+    for other in (api.token(Scope.SUBMIT), bearer(ADMIN)):
+        refused = await api.client.post("/v1/sign-out", headers=other)
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+        assert (await api.client.get("/v1/me", headers=other)).status_code == 200
+
+
+async def test_sign_ins_that_begin_without_end_at_one_address_are_refused_for_a_while(
+    settings: Settings, issuer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "SIGN_INS_AT_ONCE", 2)
+    monkeypatch.setattr(service_module, "SIGN_IN_SECONDS", 3600)
+    async with running(with_sign_on(settings, issuer)) as api:
+        assert (await api.client.get("/v1/sign-in/oidc")).status_code == 303
+        assert (await api.client.post("/v1/sign-in/device")).status_code == 200
+        for method, path in (("GET", "/v1/sign-in/oidc"), ("POST", "/v1/sign-in/device")):
+            refused = await api.client.request(method, path)
+            assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+            assert 3590 < int(refused.headers["Retry-After"]) <= 3600
 
 
 # -- without it ------------------------------------------------------------------------------------

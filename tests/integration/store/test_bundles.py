@@ -4,7 +4,7 @@ import pytest
 
 from jobs import store
 from jobs.store import BundleUpload, StoredBundle
-from shardyard.contract.errors import BundleQuota, UnknownBundle
+from shardyard.contract.errors import BundleNeeded, BundleQuota, NotFound, UnknownBundle
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 
 pytestmark = pytest.mark.integration
@@ -143,3 +143,37 @@ def test_files_are_kept_by_their_nonce(world: World) -> None:
     files = [StoredBundle(TENANT, bundle_id(1), nonce) for nonce in ("kept", "other")]
     files.append(StoredBundle("rival", bundle_id(1), "kept"))
     assert world.run(store.are_current(files)) == (True, False, False)
+
+
+def test_a_bundle_that_no_job_needs_is_deleted_and_makes_room_at_once(world: World) -> None:
+    world.put_bundle(1, nonce="n", size=600)
+    with pytest.raises(BundleQuota):
+        world.put_bundle(2, size=600)
+    assert world.run(store.delete_bundle(TENANT, bundle_id(1))) == "n"
+    assert world.jobs_that_need(1) is None
+    assert world.put_bundle(2, size=600).created
+    with pytest.raises(NotFound):
+        world.run(store.delete_bundle(TENANT, bundle_id(1)))
+    with pytest.raises(NotFound):
+        world.run(store.delete_bundle("rival", bundle_id(2)))
+
+
+def test_a_bundle_that_jobs_need_stays_and_the_newest_of_them_are_named(world: World) -> None:
+    world.node()
+    world.put_bundle(1)
+    world.put_bundle(2)
+    jobs = [world.submit(program=script(1)) for _ in range(12)]
+    world.submit(program=script(2))
+    with pytest.raises(BundleNeeded) as refused:
+        world.run(store.delete_bundle(TENANT, bundle_id(1)))
+    named = ", ".join(reversed(jobs[2:]))
+    assert refused.value.message.startswith(f"12 jobs need this bundle: {named} and others; ")
+    for job in jobs:
+        world.run(store.cancel(TENANT, job))
+    for job in jobs[1:]:
+        world.run(store.delete_job(TENANT, job))
+    with pytest.raises(BundleNeeded, match=f"^1 job needs this bundle: {jobs[0]}; "):
+        world.run(store.delete_bundle(TENANT, bundle_id(1)))
+    world.run(store.delete_job(TENANT, jobs[0]))
+    world.run(store.delete_bundle(TENANT, bundle_id(1)))
+    assert world.jobs_that_need(2) == 1

@@ -10,8 +10,9 @@ from jobs import store
 from jobs.files import identity
 from jobs.model.settings import Settings
 from jobs.model.state import JobState
+from jobs.model.trace_context import JobTrace
 from jobs.store import AttemptId
-from tests.integration.store.world import TENANT, World
+from tests.integration.store.world import TENANT, World, a_spec
 from tests.support.servers.redis_server import running_redis
 from workers.node.config import NodeConfig
 from workers.node.devices import discover_devices
@@ -103,6 +104,15 @@ def test_every_node_of_an_attempt_starts_its_own_part(nodes: Nodes) -> None:
         assert (config.node, config.part, config.parts, config.join_seconds) == (place.node, part, in_order, 7)
         assert tuple(device.index for device in config.devices) == place.devices
         assert config.address == f"10.0.0.{place.node[1:]}"
+
+
+def test_the_span_of_a_job_goes_to_its_ranks(nodes: Nodes) -> None:
+    span = JobTrace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    job = nodes.world.run(store.submit(TENANT, "traced", a_spec(), trace=span)).job
+    assert nodes.world.dispatch() == [job]
+    nodes.send_hint("n1", nodes.world.attempt(job))
+    (config,) = nodes.starts["n1"].started
+    assert config.traceparent == span.traceparent
 
 
 def test_an_attempt_on_one_node_has_no_parts(nodes: Nodes) -> None:

@@ -4,7 +4,7 @@
 --   | too_large n | too_few_nodes n | unknown_bundle
 --   | over_quota account limit used allowed 'never'-or-''
 local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
-  parent, token, bundle, wall, start_after = unpack(ARGV)
+  parent, token, bundle, wall, start_after, traceparent, caller_span = unpack(ARGV)
 local ref = tenant .. '/' .. id
 local key = idem ~= '' and keys.idempotency(tenant, idem)
 if key then
@@ -38,7 +38,8 @@ redis.call('HSET', keys.job(ref), 'pool', pool, 'devices', devices, 'priority', 
   'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
   'score', int(score), 'created', created, 'version', 0, 'wall', wall)
 if nodes ~= '1' then redis.call('HSET', keys.job(ref), 'nodes', nodes) end
-for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem, start_after = start_after}) do
+for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem, start_after = start_after,
+  traceparent = traceparent, caller_span = caller_span}) do
   if value ~= '' then redis.call('HSET', keys.job(ref), field, value) end
 end
 redis.call('ZADD', keys.jobs(tenant), 0, id)

@@ -51,10 +51,25 @@ def test_settings_give_the_way_back_and_a_cookie_for_tls(rules_file: Path) -> No
 def test_a_clients_secret_may_be_in_a_file_and_is_not_shown(rules_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("s3cret\n")
+    file.chmod(0o600)
     config = read_config(settings(rules_file, oidc_client_secret_file=file))
     assert config is not None
     assert config.client_secret == "s3cret"
     assert "s3cret" not in repr(config)
+    compose_sets_both = read_config(settings(rules_file, oidc_client_secret="", oidc_client_secret_file=file))
+    assert compose_sets_both == config
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_file_with_the_clients_secret_that_others_can_read_is_refused(
+    rules_file: Path, tmp_path: Path, mode: int
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("s3cret\n")
+    file.chmod(mode)
+    with pytest.raises(ValueError, match=f"can be read by others; run `chmod 600 {file}`") as raised:
+        read_config(settings(rules_file, oidc_client_secret_file=file))
+    assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

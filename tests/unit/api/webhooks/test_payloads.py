@@ -6,6 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from api.webhooks.job_links import JobLinks
+from api.webhooks.mails import render_mail
 from api.webhooks.payloads import (
     MAX_CONTEXT,
     MAX_DESCRIPTION,
@@ -18,6 +20,7 @@ from api.webhooks.payloads import (
 )
 from api.webhooks.sealing import WebhookSecrets
 from api.webhooks.targets import shown_url
+from jobs.model.settings import Settings
 from jobs.store.accounts.webhooks import StoredEvent
 from shardyard import webhooks
 from shardyard.contract.webhooks import EVENT_KINDS, EVENT_PATTERNS
@@ -64,6 +67,42 @@ def test_slack_gets_a_line_in_which_nothing_is_a_mark() -> None:
         "text": "&lt;trial&gt; &amp; error (01980000) is failed: rank 0 ended: &lt;!channel&gt;"
     }
     assert "Shardyard-Signature" not in sent.headers
+
+
+@pytest.mark.parametrize("kind", ["job.failed", "finding.new"])
+def test_messages_link_to_the_page_of_their_job_where_the_services_address_is_known(kind: str) -> None:
+    event = an_event(kind, JOB | {"labels": {"git-commit": COMMIT}, "id": "0198/<x>"})
+    link = JobLinks("https://shardyard.example.com/").link_of(event)
+    assert link == "https://shardyard.example.com/jobs/0198%2F%3Cx%3E"
+    slack = json.loads(render_slack("d-1", event, SECRETS, link).body)["text"]
+    assert slack.splitlines()[1] == f"<{link}|Open the job>"
+    github = render_github("d-1", event, "https://x.test", "acme/vision", "t", link)
+    assert json.loads(github.body)["target_url"] == link
+    mail = render_mail("d-1", event, "service@example.com", ["a@example.com"], link)
+    assert mail.get_content().splitlines()[1] == link
+
+
+def test_there_is_no_link_without_an_address_or_a_job() -> None:
+    assert JobLinks().link_of(an_event()) == ""
+    links = JobLinks("https://shardyard.example.com")
+    assert [links.link_of(an_event(kind, NODE)) for kind in ("node.down", "webhook.test", "job.failed")] == [""] * 3
+    assert links.link_of(an_event("node.down", NODE | {"id": "1"})) == ""
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "shardyard.example.com",
+        "ftp://a.example",
+        "https://",
+        "https://a@b.example",
+        "https://b.example/?x",
+        "https://b.example/|",
+    ],
+)
+def test_an_address_that_cannot_be_linked_to_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ValueError, match="SHARDYARD_PUBLIC_URL"):
+        Settings.model_validate({"public_url": url})
 
 
 def test_while_a_secret_is_replaced_deliveries_fit_both() -> None:

@@ -1,5 +1,7 @@
 """The variables that a rank sees."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.samples.attempts import a_launch
@@ -38,3 +40,9 @@ def test_the_whole_lease_is_visible_by_uuid_and_no_other_gpu() -> None:
 
 def test_virtual_devices_see_no_gpu() -> None:
     assert rank_variables(a_launch(kind="cpu"), 0, 4711)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_ranks_have_the_span_of_their_job_where_it_has_one() -> None:
+    span = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert rank_variables(replace(a_launch(), traceparent=span), 1, 4711)["TRACEPARENT"] == span
+    assert "TRACEPARENT" not in rank_variables(a_launch(), 1, 4711)
