@@ -17,12 +17,16 @@ from api.accounts.quotas_service import QuotaService
 from api.accounts.secrets_service import SecretService
 from api.accounts.sessions_service import SessionService
 from api.accounts.shares_service import ShareService
+from api.accounts.single_sign_on import routes as single_sign_on_routes
+from api.accounts.single_sign_on.config import SingleSignOnConfig, read_config
+from api.accounts.single_sign_on.service import SingleSignOnService
 from api.accounts.tokens_service import TokenService
 from api.audit import routes as audit_routes
 from api.audit.service import AuditService
 from api.background import audit_retention, bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
+from api.background.file_quotas import FileQuotaCount
 from api.background.quota_recount import QuotaRecount
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
@@ -68,6 +72,8 @@ from api.system import routes as system_routes
 from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
 from api.webhooks.addresses import AddressRules, HostResolver
+from api.webhooks.channels import ChannelOpener
+from api.webhooks.mails import MailTransport, read_mail_settings
 from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sender import WebhookSender
 from api.webhooks.service import WebhookService
@@ -89,6 +95,7 @@ WATCH_SECONDS = 1.0
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
+FILE_COUNT_SECONDS = 60.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
 STOP_SENDING_SECONDS = 5.0
@@ -111,6 +118,8 @@ ROUTERS = (
     tokens_routes.router,
     quotas_routes.router,
     sessions_routes.router,
+    single_sign_on_routes.router,
+    single_sign_on_routes.pages,
     audit_routes.router,
     system_routes.router,
     docs_routes.router,
@@ -123,15 +132,16 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         UnsafeToStart: it would be open to others without a token.
-        ValueError: no control Redis is set.
+        ValueError: no control Redis is set, or what is set about single sign-on cannot be used.
     """
     operator = load_operator_token(settings)
     settings.control_url()
+    single_sign_on = read_config(settings)
     monitoring = ProcessMetrics()
     app = FastAPI(
         title="Shardyard",
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
-        lifespan=partial(_lifespan, settings, operator),
+        lifespan=partial(_lifespan, settings, operator, single_sign_on),
         dependencies=[Depends(authenticate)],
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.system.routes has one
         redirect_slashes=False,
@@ -150,7 +160,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(
+    settings: Settings, operator: TokenRecord, single_sign_on: SingleSignOnConfig | None, app: FastAPI
+) -> AsyncIterator[None]:
     """What an application has while it serves: connections, the scheduler, the sweeps."""
     control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
     telemetry = TelemetryReader(connect(settings.telemetry()))
@@ -177,11 +189,15 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         app.state.audit_log,
     )
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
-    services += (WebhookService(control, settings.secret_keys(), targets),)
-    sender = WebhookSender(control, settings.secret_keys(), WebhookTransport(targets, resolver))
+    mail = MailTransport(read_mail_settings(settings))
+    services += (WebhookService(control, settings.secret_keys(), targets, mail),)
+    channels = ChannelOpener(control, settings.secret_keys(), WebhookTransport(targets, resolver), mail)
+    sender = WebhookSender(control, channels)
     app.state.authenticator = authenticator
     app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
     app.state.services = {type(service): service for service in services}
+    sign_on = SingleSignOnService(control, authenticator, app.state.services[TokenService], single_sign_on)
+    app.state.services[SingleSignOnService] = sign_on
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
     app.state.audit_log.start()
     scheduler.start()
@@ -210,11 +226,13 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
             task.cancel()
         await asyncio.wait([sending], timeout=STOP_SENDING_SECONDS)  # it gives its lead back
         resolver.close()
+        mail.close()
         # The scheduler first: it may be sending. Then what it used, then what the routes used.
         await asyncio.to_thread(scheduler.stop)
         hint_sender.close()
         app.state.write_audit_repeats(at_once=True)
         await asyncio.to_thread(app.state.audit_log.close)
+        await sign_on.close()
         reconciled.close()
         await telemetry.close()
         await control.close()
@@ -322,6 +340,7 @@ def _periodic_sweeps(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),
         PeriodicSweep("quotas", QuotaRecount(control).recount, SWEEP_SECONDS),
+        PeriodicSweep("file_quotas", FileQuotaCount(control, storage).count, FILE_COUNT_SECONDS),
         PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
         PeriodicSweep(
             "idle_bundles",

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
-from benchmarks import peers, results
-from benchmarks.comparing import Scale
-from benchmarks.results import DIRECTORY
+from benchmarks.harness import peers, results
+from benchmarks.harness.comparing import Scale
+from benchmarks.harness.results import DIRECTORY
 
 #: In the order of a job's life. Each module has TITLE and `run(scale, say)`, which returns its figures.
 NAMES: tuple[str, ...] = (
@@ -34,6 +35,7 @@ NAMES: tuple[str, ...] = (
     "hosts",
     "many_ranks",
     "neighbours",
+    "greedy_tenant",
     "short_jobs",
     "training",
     "probe",
@@ -43,12 +45,18 @@ NAMES: tuple[str, ...] = (
     "dispatching",
     "idle",
 )
-#: Run only by name: what needs a machine of its own.
-ON_REQUEST = ("gpu",)
+#: Run only by name: what needs a machine of its own, or is the same on all.
+ON_REQUEST = ("gpu", "fair_share", "start_estimates")
+#: Those of the scheduler, in a package of their own.
+OF_POOLS = ("dispatching", "fair_share", "start_estimates")
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 600.0
 #: How many run beside each other in a quick run: most of what one takes then is waiting for its service.
 QUICK_AT_ONCE = 2
+
+
+def import_benchmark(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.pools.{name}" if name in OF_POOLS else f"benchmarks.{name}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--rounds must be at least 1")
     if chosen.list:
         for name in (*NAMES, *ON_REQUEST):
-            print(f"{name:<14} {importlib.import_module(f'benchmarks.{name}').TITLE}")
+            print(f"{name:<14} {import_benchmark(name).TITLE}")
         return 0
     if chosen.table:
         _show(chosen.into)
@@ -91,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one(name: str, scale: Scale, into: Path) -> int:
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = import_benchmark(name)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a benchmark has started is ended as after any error
     began = time.monotonic()
 

@@ -20,10 +20,10 @@ from statistics import median
 from subprocess import CalledProcessError, TimeoutExpired
 from typing import Any
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, times_better
-from benchmarks.connection import Connection
-from benchmarks.service import linear_spec, service
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, in_turns, times_better
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.service import linear_spec, service
 from benchmarks.short_jobs import finished
 
 TITLE = "Ends of DDP jobs: hangs, false failures, seconds after the last step"

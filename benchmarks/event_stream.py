@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 import redis
 
-from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, times_better
-from benchmarks.machine import thread_cpu_seconds
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, in_turns, times_better
+from benchmarks.harness.machine import thread_cpu_seconds
+from benchmarks.harness.servers import Server, redis_server
+from benchmarks.harness.service import Service, service
 from benchmarks.programs import stream_readers, talker, xread_api
 from benchmarks.programs.stream_readers import Found, Wanted
-from benchmarks.servers import Server, redis_server
-from benchmarks.service import Service, service
 from shardyard.contract import responses, stream_events
 
 TITLE = "Many clients follow one job"

@@ -16,10 +16,10 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, times_better
-from benchmarks.connection import Connection
-from benchmarks.service import Service, service
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, in_turns, times_better
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.service import Service, service
 from benchmarks.short_jobs import finished
 
 TITLE = "The end of the last rank, until the job's end is known"

@@ -19,9 +19,9 @@ from statistics import median
 
 import torch
 
-from benchmarks.comparing import Figure, Say, Scale
+from benchmarks.harness.comparing import Figure, Say, Scale
+from benchmarks.harness.service import linear_spec, service
 from benchmarks.primitives import MODELS, makers, step_of, timed
-from benchmarks.service import linear_spec, service
 from benchmarks.training import (
     DEADLINE_SECONDS,
     PLAIN,

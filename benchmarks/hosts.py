@@ -26,13 +26,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, at_least, at_most, in_turns, share_of, times_better
-from benchmarks.connection import Connection
-from benchmarks.machine import family
-from benchmarks.service import Service, linear_spec, upload_program
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, at_least, at_most, in_turns, share_of, times_better
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.machine import family
+from benchmarks.harness.service import Service, linear_spec, upload_program
+from benchmarks.harness.two_hosts import ADDRESSES, TwoHosts, service_over, two_hosts
 from benchmarks.short_jobs import finished
-from benchmarks.two_hosts import ADDRESSES, TwoHosts, service_over, two_hosts
 
 TITLE = "A job over two hosts: start, ends, speed"
 OURS, SCRIPT, TORCHRUN = "shardyard", "shardyard, its script", "torchrun"

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, times_better
-from benchmarks.machine import family, pss_bytes, thread_cpu_seconds
-from benchmarks.servers import redis_server
-from benchmarks.service import service
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, in_turns, times_better
+from benchmarks.harness.machine import family, pss_bytes, thread_cpu_seconds
+from benchmarks.harness.servers import redis_server
+from benchmarks.harness.service import service
 from jobs import store
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.store.client import RedisStore

@@ -28,12 +28,12 @@ import psutil
 import redis
 
 from api.http import cursors
-from benchmarks import finished, http, peers
-from benchmarks.comparing import Figure, Say, Scale, in_turns, times_better
-from benchmarks.finished import TENANT, Maker
-from benchmarks.http import Load, RequestPlan
-from benchmarks.servers import redis_server
-from benchmarks.service import Service, service
+from benchmarks.harness import finished, http, peers
+from benchmarks.harness.comparing import Figure, Say, Scale, in_turns, times_better
+from benchmarks.harness.finished import TENANT, Maker
+from benchmarks.harness.http import Load, RequestPlan
+from benchmarks.harness.servers import redis_server
+from benchmarks.harness.service import Service, service
 from jobs.protocol.names import job_ref
 from shardyard.service import embedded_redis
 

@@ -27,9 +27,9 @@ from typing import Any
 
 import redis
 
-from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, share_of
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, in_turns, share_of
+from benchmarks.harness.servers import redis_server
 from benchmarks.programs import training_output, writer
-from benchmarks.servers import redis_server
 from jobs.files import log_file, log_page, paths
 from jobs.protocol import names
 from workers.supervisor.event_loop import READ_BYTES

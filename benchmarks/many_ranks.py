@@ -4,6 +4,8 @@ Simulated: each rank's records of steps, at a pace, go through what its follower
 then through what the leader does: messages decoded, steps counted, progress and report published to a telemetry Redis
 with the product's configuration. Time is that of the steps, so a minute of training is reckoned in seconds; cores are
 CPU time over the time of the steps. Beside it every step is sent of itself, as the ranks of a single host send theirs.
+The worst case has batches of ever other shapes, as lengths of text that nothing pads: no block has a second step, and a
+shape that is new comes along with its step.
 
 Not in it: heartbeats, logs, checkpoints, the reading of sockets (`hosts` has them all, on two hosts). Eight ranks a
 host.
@@ -13,12 +15,13 @@ import random
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks.comparing import Figure, Say, Scale, at_most
-from benchmarks.finished import TENANT
-from benchmarks.servers import redis_server
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most
+from benchmarks.harness.finished import TENANT
+from benchmarks.harness.servers import redis_server
 from jobs.model.spec import JobSpec
 from jobs.model.spec_rules import parse_spec
 from jobs.protocol.packets import PacketDecoder, batch_steps, encode_packet
@@ -50,16 +53,33 @@ MAX_EACH = 32_768
 FRAME_BYTES = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`pace` is in steps a second. `is_ragged`: no two batches of a rank have the same shape."""
+
+    ranks: int
+    pace: float
+    is_ragged: bool = False
+
+    def __str__(self) -> str:
+        shapes = ", ever other shapes" if self.is_ragged else ""
+        return f"{self.ranks} ranks, {self.pace:g} steps a second{shapes}"
+
+
 def run(scale: Scale, say: Say) -> list[Figure]:
+    return [*_even_batches(scale, say), *_ragged_batches(scale, say)]
+
+
+def _even_batches(scale: Scale, say: Say) -> list[Figure]:
     cores: list[Figure] = []
     sent: list[Figure] = []
     for ranks in scale.pick((16, 128, 1024), (16, 64)):
-        samples = _in_turns(ranks, 10.0, scale, say)
+        samples = _in_turns(Load(ranks, 10.0), scale, say)
         goals = [at_most(GOAL_CORES)] if ranks == 1024 else []
         found = {side: [one[0] for one in each] for side, each in samples.items()}
         cores.append(Figure("leader, 10 steps a second", "cores", found, goals, size=float(ranks), size_of="ranks"))
     for pace in scale.pick((1.0, 10.0, 100.0, 1000.0), (10.0, 100.0)):
-        samples = _in_turns(16, pace, scale, say)
+        samples = _in_turns(Load(16, pace), scale, say)
         found = {side: [one[1] for one in each] for side, each in samples.items()}
         sent.append(
             Figure(
@@ -74,19 +94,33 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     return cores + sent
 
 
-def _in_turns(ranks: int, pace: float, scale: Scale, say: Say) -> dict[str, list[tuple[float, float]]]:
+def _ragged_batches(scale: Scale, say: Say) -> list[Figure]:
+    """The worst case, without a goal: what a step takes there is what it takes by itself."""
+    figures: list[Figure] = []
+    for load in [Load(16, pace, True) for pace in scale.pick((1.0, 10.0, 100.0), (10.0,))] + [Load(128, 10.0, True)]:
+        samples = _in_turns(load, scale, say)
+        for index, (name, unit) in enumerate((("leader", "cores"), ("sent by a rank in a second", "bytes"))):
+            found = {side: [one[index] for one in each] for side, each in samples.items()}
+            figures.append(Figure(f"{name}, {load}", unit, found))
+    return figures
+
+
+def _in_turns(load: Load, scale: Scale, say: Say) -> dict[str, list[tuple[float, float]]]:
     """(cores of the leader, bytes that a rank sends in a second) in each round."""
     samples: dict[str, list[tuple[float, float]]] = {OURS: [], EACH: []}
-    steps = max(round(MEASURED_SECONDS * pace), 4 * choose_block_size(pace, ranks))
+    block = choose_block_size(load.pace, load.ranks)
+    steps = max(round(MEASURED_SECONDS * load.pace), 4 * block)
+    alone = min(steps, MAX_EACH // load.ranks)
     for _ in range(scale.rounds_of(3, 1)):
-        samples[OURS].append(_simulate(ranks, pace, steps, choose_block_size(pace, ranks)))
-        samples[EACH].append(_simulate(ranks, pace, min(steps, MAX_EACH // ranks), 1))
+        samples[OURS].append(_simulate(load, alone if load.is_ragged else steps, block))
+        samples[EACH].append(_simulate(load, alone, 1))
     for side, each in samples.items():
-        say(f"{ranks} ranks, {pace:g} steps a second, {side}: {each[-1][0]:.4f} cores, {each[-1][1]:.0f} bytes")
+        say(f"{load}, {side}: {each[-1][0]:.4f} cores, {each[-1][1]:.0f} bytes")
     return samples
 
 
-def _simulate(ranks: int, pace: float, steps: int, block: int) -> tuple[float, float]:
+def _simulate(load: Load, steps: int, block: int) -> tuple[float, float]:
+    ranks, pace = load.ranks, load.pace
     with (
         tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory,
         redis_server("telemetry") as server,
@@ -109,8 +143,8 @@ def _simulate(ranks: int, pace: float, steps: int, block: int) -> tuple[float, f
         for first in range(FIRST_STEP, FIRST_STEP + steps, written):
             numbers = range(first, min(first + written, FIRST_STEP + steps))
             own = time.process_time()
-            for relay in relays:
-                relay.add(encode_packet([_step(number, number / pace, chance) for number in numbers]))
+            for rank, relay in enumerate(relays):
+                relay.add(encode_packet(_records(load, rank, numbers, chance)))
             payloads = [encode(message) for message in outbox]
             outbox.clear()
             size += sum(map(len, payloads)) + FRAME_BYTES * len(payloads)
@@ -162,11 +196,19 @@ def _spec(ranks: int) -> JobSpec:
     return parse_spec(body)
 
 
-def _split(rank: int) -> BatchSplit:
-    return BatchSplit(0, "train", "", 32, (rank,), (32,), ((32, 3, 32, 32),), ((32, 10),))
+def _records(load: Load, rank: int, numbers: range, chance: random.Random) -> list[BatchSplit | Step]:
+    """What a rank writes of some steps."""
+    if not load.is_ragged:
+        return [_step(number, number / load.pace, chance) for number in numbers]
+    pairs = ((_split(rank, number), _step(number, number / load.pace, chance, number)) for number in numbers)
+    return [record for pair in pairs for record in pair]
 
 
-def _step(number: int, at: float, chance: random.Random) -> Step:
+def _split(rank: int, number: int = 0) -> BatchSplit:
+    return BatchSplit(number, "train", "", 32, (rank,), (32,), ((32, 3, 32, 32 + number),), ((32, 10),))
+
+
+def _step(number: int, at: float, chance: random.Random, split: int = 0) -> Step:
     def measured(typical: float) -> float:
         return typical * chance.uniform(0.8, 1.6)
 
@@ -174,7 +216,7 @@ def _step(number: int, at: float, chance: random.Random) -> Step:
         step=number,
         epoch=0,
         phase="train",
-        splits=(0,),
+        splits=(split,),
         at=1.7e9 + at,
         step_ms=measured(9),
         data_wait_ms=measured(0.3),

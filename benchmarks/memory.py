@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 import redis
 
-from benchmarks import finished
-from benchmarks.comparing import Figure, Say, Scale, at_most
-from benchmarks.finished import Made, Maker
-from benchmarks.servers import redis_server
+from benchmarks.harness import finished
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most
+from benchmarks.harness.finished import Made, Maker
+from benchmarks.harness.servers import redis_server
 from workers.supervisor.telemetry.report_publisher import WRITTEN_TTL
 
 TITLE = "Redis memory of a finished job"

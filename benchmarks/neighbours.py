@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.comparing import Figure, Say, Scale, at_most, share_of
-from benchmarks.connection import Connection
-from benchmarks.service import Service, environment, service
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, share_of
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.service import Service, environment, service
 
 TITLE = "A training run beside a job that goes wrong"
 BESIDE, ALONE = "beside it", "without it"

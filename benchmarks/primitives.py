@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.comparing import Figure, Say, Scale
+from benchmarks.harness.comparing import Figure, Say, Scale
 from jobs.protocol.packets import AnyRecord
 from jobs.protocol.records import Step
 from workers.probe.recorder import Recorder

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from benchmarks.comparing import Figure, Say, Scale, at_most, times_better
-from benchmarks.servers import redis_server
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, times_better
+from benchmarks.harness.servers import redis_server
 
 TITLE = "Probe: CPU time of the main thread in a watched step"
 

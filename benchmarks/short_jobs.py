@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, in_turns, times_better
-from benchmarks.connection import Connection
-from benchmarks.peers import Ray
-from benchmarks.service import Service, linear_spec, service
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, in_turns, times_better
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.peers import Ray
+from benchmarks.harness.service import Service, linear_spec, service
 
 TITLE = "Trivial jobs: how many a minute, and POST to first log line"
 OURS, ONE_DEVICE, RECIPE, RAY = "shardyard", "shardyard, one device", "shardyard, a recipe", "Ray Jobs"

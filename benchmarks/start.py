@@ -30,10 +30,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
-from benchmarks.connection import Connection
-from benchmarks.service import Service, linear_spec, service, upload_program
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
+from benchmarks.harness.connection import Connection
+from benchmarks.harness.service import Service, linear_spec, service, upload_program
 from shardyard.contract.responses import JobStatus
 
 STAGES_NOTE = (

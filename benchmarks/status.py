@@ -19,11 +19,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks import http, peers
-from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, share_of, times_better
-from benchmarks.http import Bare, Load, RequestPlan
-from benchmarks.machine import thread_cpu_seconds
-from benchmarks.service import Service, service
+from benchmarks.harness import http, peers
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most, in_turns, share_of, times_better
+from benchmarks.harness.http import Bare, Load, RequestPlan
+from benchmarks.harness.machine import thread_cpu_seconds
+from benchmarks.harness.service import Service, service
 from benchmarks.submit import SPEC
 
 TITLE = "Status: polls, 304s and long-polls of one API process"

@@ -13,10 +13,10 @@ import json
 from functools import partial
 from typing import Any
 
-from benchmarks import http
-from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns
-from benchmarks.http import KEY_MARK, Load, RequestPlan
-from benchmarks.service import service
+from benchmarks.harness import http
+from benchmarks.harness.comparing import Figure, Say, Scale, at_most_times, in_turns
+from benchmarks.harness.http import KEY_MARK, Load, RequestPlan
+from benchmarks.harness.service import service
 
 TITLE = "Submit: CPU of one API process for a job that is accepted"
 OURS, AGAIN, BARE = "shardyard", "shardyard, the same spec", "default FastAPI"

@@ -42,10 +42,10 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks import peers
-from benchmarks.comparing import Figure, Say, Scale, in_turns, share_of
-from benchmarks.machine import family, thread_cpu_seconds
-from benchmarks.service import Service, environment, service
+from benchmarks.harness import peers
+from benchmarks.harness.comparing import Figure, Say, Scale, in_turns, share_of
+from benchmarks.harness.machine import family, thread_cpu_seconds
+from benchmarks.harness.service import Service, environment, service
 from shardyard.contract.responses import JobStatus
 from workers.training.recipes import data as recipes
 

@@ -55,10 +55,11 @@ def verify(
         raise InvalidSignature(f"the body is no event: {error}") from error
 
 
-def sign(secret: str, body: bytes, *, now: float | None = None) -> str:
-    """The header `Shardyard-Signature` of a body, as the service makes it; for tests of receivers."""
+def sign(secret: str, body: bytes, *, former: str = "", now: float | None = None) -> str:
+    """The header `Shardyard-Signature` of a body, as the service makes it; for tests of receivers. While a secret is
+    replaced, the one before it (`former`) signs as well."""
     at = str(int(time.time() if now is None else now))
-    return f"t={at},v1={_digest(secret, at, body)}"
+    return ",".join((f"t={at}", *(f"v1={_digest(each, at, body)}" for each in (secret, former) if each)))
 
 
 def _digest(secret: str, at: str, body: bytes) -> str:

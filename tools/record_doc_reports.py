@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.service import linear_spec, service
+from benchmarks.harness.service import linear_spec, service
 from shardyard.client import Client
 from shardyard.contract.report import decode_report
 from shardyard.contract.report_diff import compare_reports

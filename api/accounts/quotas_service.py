@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from api.http import audit
 from api.http.auth import Principal
 from api.schemas.requests import parse_quota
-from jobs.model.quota import DEFAULT_WINDOW_HOURS, LIMITS
+from jobs.model.quota import DEFAULT_WINDOW_HOURS, LIMITS, OF_TENANTS
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import quotas, tokens
 from jobs.store.accounts.quotas import QuotaUsage
@@ -82,7 +82,7 @@ def _quota_view(usage: QuotaUsage) -> QuotaView:
             free_at=_time_of(usage.hours_free_at) if name == "device_hours" else None,
         )
         for name in LIMITS
-        if usage.token is None or name != "bundle_bytes"
+        if usage.token is None or name not in OF_TENANTS
     ]
     return QuotaView(tenant=usage.tenant, token=usage.token, window_hours=window, limits=limits)
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from api.accounts import sessions_service as service
+from api.accounts.session_cookie import set_session_cookie
 from api.accounts.sessions_service import SessionService
 from api.http import responses
 from api.http.deps import SESSION_COOKIE, Body, Caller, check_origin, service_of
@@ -32,16 +33,9 @@ async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Respons
     if "origin" in request.headers:
         check_origin(request)
     answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
-    answer.set_cookie(
-        SESSION_COOKIE,
-        await sessions.begin_session(body),
-        max_age=SESSION_SECONDS,
-        path="/",
-        # TLS may end at a proxy, whose word is not taken; the browser knows how it came here.
-        secure="https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0]),
-        httponly=True,
-        samesite="strict",
-    )
+    # TLS may end at a proxy, whose word is not taken; the browser knows how it came here.
+    secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0])
+    set_session_cookie(answer, await sessions.begin_session(body), seconds=SESSION_SECONDS, secure=secure)
     return answer
 
 

@@ -38,8 +38,7 @@ class TokenService:
         tenant = wanted.tenant or who.tenant
         if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
             raise Forbidden("only operators may create tokens for another tenant")
-        if tenant != DEFAULT_TENANT and not self._jobs_unboxed:
-            await self._refuse_unboxed(tenant)
+        await self.require_boxes(tenant)
         quota = None if wanted.quota is None else make_quota(wanted.quota, "quota.", of_token=True)
         now = time.time_ns() // 1000
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
@@ -50,7 +49,12 @@ class TokenService:
         audit.log_audit_event(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
         return NewToken(**msgspec.structs.asdict(views.token_view(record)), token=text)
 
-    async def _refuse_unboxed(self, tenant: str) -> None:
+    async def require_boxes(self, tenant: str) -> None:
+        """Raises:
+        UnboxedNodes: it is not the operator's tenant, and a node puts no box around jobs.
+        """
+        if tenant == DEFAULT_TENANT or self._jobs_unboxed:
+            return
         fleet = await self._fleet.read_fleet(max_age=0)
         unboxed = {node.id: node.info.why_no_box for node in fleet.nodes if node.alive and node.info.why_no_box}
         if unboxed:

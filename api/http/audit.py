@@ -40,10 +40,13 @@ CHANGES: Final[Mapping[tuple[str, str], str]] = {
     ("DELETE", "/v1/quotas/{tenant}"): "quota_removed",
     ("POST", "/v1/webhooks"): "webhook_created",
     ("PATCH", "/v1/webhooks/{webhook}"): "webhook_changed",
+    ("POST", "/v1/webhooks/{webhook}/rotate"): "webhook_secret_rotated",
     ("DELETE", "/v1/webhooks/{webhook}"): "webhook_deleted",
     ("POST", "/v1/webhooks/{webhook}/test"): "webhook_tested",
     ("POST", "/v1/webhooks/{webhook}/deliveries/{delivery}/redeliver"): "webhook_redelivered",
     ("POST", "/v1/sign-in"): "signed_in",
+    ("GET", "/v1/sign-in/oidc/callback"): "signed_in",
+    ("POST", "/v1/sign-in/device/token"): "signed_in",
     ("POST", "/v1/sign-out"): ENDED_SESSION,
     ("PUT", "/v1/pools/{pool}"): "pool_policy_set",
     ("POST", "/v1/nodes/{node}/drain"): "node_drained",
@@ -58,7 +61,7 @@ DOWNLOADS: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/audit"): "audit_read",
 }
 #: Requests with another method than GET that change nothing.
-UNCHANGING: Final = frozenset({("POST", "/v1/plan")})
+UNCHANGING: Final = frozenset({("POST", "/v1/plan"), ("POST", "/v1/sign-in/device")})
 
 
 @dataclass(slots=True)
@@ -72,6 +75,13 @@ class AuditNotes:
 
 #: Those of the request that runs now.
 current_notes: ContextVar[AuditNotes | None] = ContextVar("current_notes", default=None)
+
+
+def note_refused(who: Principal) -> None:
+    """Say whom a request was refused that has no token, for its entry."""
+    notes = current_notes.get()
+    if notes is not None:
+        notes.who = who
 
 
 def log_audit_event(who: Principal, event: str, **fields: object) -> None:

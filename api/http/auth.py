@@ -29,11 +29,17 @@ PUBLIC = frozenset(
         "/docs/swagger-ui-bundle.js",
         "/docs/swagger-ui.css",
         "/v1/sign-in",
+        "/v1/sign-in/device",
+        "/v1/sign-in/device/token",
+        "/v1/sign-in/oidc",
+        "/v1/sign-in/oidc/callback",
         "/v1/sign-out",
         "/",
         "/sign-in",
         "/submit",
         "/compare",
+        "/quota",
+        "/webhooks",
         "/nodes",
     }
 )

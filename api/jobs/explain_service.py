@@ -10,7 +10,7 @@ from api.data.job_repository import JobRepository
 from api.http.auth import Principal
 from api.schemas import views
 from jobs.model.records import JobRecord
-from jobs.model.state import JobState
+from jobs.model.state import JobState, StateReason
 from jobs.scheduling.start_estimate import StartEstimate, estimate_start
 from jobs.store import shares
 from jobs.store.client import AsyncRedisStore
@@ -66,6 +66,9 @@ def _explanation(
     kept = _kept_nodes(facts) if facts is not None else None
     start = _start_view(estimate)
     lines = [f"{record.state}: {reason.message}" if reason.message else str(record.state)]
+    if record.reason is StateReason.WAITING_FOR_TIME and record.start_after is not None:
+        time = datetime.fromtimestamp(record.start_after // 1_000_000, UTC)
+        lines.append(f"it does not start before {time:%Y-%m-%d %H:%M:%S} UTC")
     if facts is not None and share is not None and ahead is not None and room is not None:
         lines += _order_lines(record, share, weight or 1.0, ahead)
         lines += _room_lines(room)
@@ -154,8 +157,6 @@ def _start_lines(estimate: StartEstimate | None) -> Iterator[str]:
     elif not estimate.past_runs:
         yield f"it starts within {format_duration(estimate.latest)}, by the wall limits of what comes before it"
     else:
-        band = (
-            f"between {format_duration(estimate.earliest)} and {format_duration(estimate.latest)} in four of five cases"
-        )
-        basis = f"by {count_noun(estimate.past_runs, 'past run')} there, if nothing more is submitted"
+        band = f"most likely between {format_duration(estimate.earliest)} and {format_duration(estimate.latest)}"
+        basis = f"by {count_noun(estimate.past_runs, 'past run')} there, if others submit as they did lately"
         yield f"it may start in {format_duration(estimate.expected)}, {band}, {basis}"

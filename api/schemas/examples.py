@@ -75,11 +75,17 @@ WEBHOOKS: dict[str, dict[str, Any]] = {
         "events": ["job.succeeded", "job.failed", "job.cancelled"],
     },
     "a_channel_of_slack": {"url": "https://hooks.slack.com/services/T000/B000/XXX", "format": "slack"},
+    "statuses_of_commits": {"format": "github", "repo": "acme/vision", "token_secret": "github-token"},
+    "a_mail_when_jobs_fail": {"format": "email", "to": ["ml-team@example.com"], "events": ["job.failed"]},
 }
 
 WEBHOOK_CHANGES: dict[str, dict[str, Any]] = {"take_a_break": {"active": False}}
 
+WEBHOOK_ROTATIONS: dict[str, dict[str, Any]] = {"a_secret_that_others_know": {"overlap_seconds": 0}}
+
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
+
+DEVICE_SIGN_INS: dict[str, dict[str, Any]] = {"while_somebody_signs_in": {"device_code": "GmRhmhcxhwAzkoEqiMEg..."}}
 
 TOKENS: dict[str, dict[str, Any]] = {
     "a_token_for_ci": {"name": "ci", "scopes": ["submit"], "expires_in_seconds": 2_592_000},

@@ -7,8 +7,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.model import spec_rules, validation
+from jobs.model.mail import MAX_ADDRESS_LENGTH
 from jobs.model.pool_policy import PoolPolicy
-from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, Quota
+from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, OF_TENANTS, Quota
 from jobs.model.spec import REFERENCE_NAME, SHOWN_PATTERN, JobSpec
 from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
@@ -24,6 +25,10 @@ MAX_DRAIN_SECONDS = 30 * 86_400
 #: Of a value in UTF-8.
 MAX_SECRET_BYTES = 65_536
 MAX_URL_LENGTH = 2048
+MAX_DEVICE_CODE_LENGTH = 2048
+#: Of a mail of a webhook.
+MAX_RECIPIENTS = 10
+DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS = 86_400, 7 * 86_400
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
 MAX_SPEC_VALUES = 5_000
 #: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
@@ -36,7 +41,8 @@ Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
 
 
 class QuotaRequest(BaseModel):
-    """What a tenant, or a token, may use, all of it: what is left out is not limited. A token has no `bundle_bytes`."""
+    """What a tenant, or a token, may use, all of it: what is left out is not limited. A token has no `bundle_bytes`
+    and no `file_bytes`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,6 +55,7 @@ class QuotaRequest(BaseModel):
     window_hours: int = Field(DEFAULT_WINDOW_HOURS, ge=1, le=MAX_WINDOW_HOURS, description="how long that window is")
     spec_bytes: Amount = Field(None, description="stored specs of all its jobs that are not archived")
     bundle_bytes: Amount = Field(None, description="bundles")
+    file_bytes: Amount = Field(None, description="logs, metrics, artifacts and checkpoints of all its jobs")
 
 
 class NewTokenRequest(BaseModel):
@@ -70,6 +77,14 @@ class SignInRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH)
+
+
+class DeviceSignInRequest(BaseModel):
+    """Asks for the token of a sign-in of a command line, by its `device_code`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device_code: str = Field(min_length=1, max_length=MAX_DEVICE_CODE_LENGTH, pattern=r"^[!-~]+$")
 
 
 class CancelRequest(BaseModel):
@@ -96,16 +111,35 @@ EventPatterns = Annotated[list[EventPattern], Field(min_length=1, max_length=len
 WebhookName = Annotated[str, Field(max_length=200, pattern=f"^$|{SHOWN_PATTERN}"), AfterValidator(require_plain)]
 
 
+HookUrl = Annotated[str | None, Field(min_length=1, max_length=MAX_URL_LENGTH, repr=False)]
+#: Neither of the two names of a repository is `.` or `..`, which would lead elsewhere in a path.
+_REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}/([A-Za-z0-9_-]|\.[A-Za-z0-9_-])[A-Za-z0-9._-]{0,99}$"
+Repository = Annotated[str | None, Field(max_length=140, pattern=_REPOSITORY)]
+TokenSecret = Annotated[str | None, Field(min_length=1, max_length=63, pattern=REFERENCE_NAME)]
+Recipients = Annotated[
+    list[Annotated[str, Field(min_length=3, max_length=MAX_ADDRESS_LENGTH)]] | None,
+    Field(min_length=1, max_length=MAX_RECIPIENTS),
+]
+
+
 class NewWebhookRequest(BaseModel):
-    """A new webhook: where deliveries go, and which events."""
+    """A new webhook: where deliveries go, and which events. `json` and `slack` need a `url`, `github` a `repo` and a
+    `token_secret`, `email` its recipients `to`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    url: str = Field(min_length=1, max_length=MAX_URL_LENGTH, repr=False)
+    url: HookUrl = Field(None, description="for github: its API, where it is not https://api.github.com")
     events: EventPatterns = Field(["job.*"], description="kinds of events, or groups of them")
-    format: Literal["json", "slack"] = Field(
-        "json", description="json, which is signed; slack, an incoming webhook of Slack, whose address is its secret"
+    format: Literal["json", "slack", "github", "email"] = Field(
+        "json",
+        description="json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, "
+        "statuses of the commits that jobs name; email",
     )
+    repo: Repository = Field(None, description="owner/name of the repository whose commits get statuses")
+    token_secret: TokenSecret = Field(
+        None, description="name of a secret of yours: a token that may write statuses of commits"
+    )
+    to: Recipients = Field(None, description="mail addresses")
     name: WebhookName = ""
 
 
@@ -114,10 +148,27 @@ class WebhookChange(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    url: str | None = Field(None, min_length=1, max_length=MAX_URL_LENGTH, repr=False)
+    url: HookUrl = None
     events: EventPatterns | None = None
+    repo: Repository = None
+    token_secret: TokenSecret = None
+    to: Recipients = None
     name: WebhookName | None = None
     active: bool | None = Field(None, strict=True, description="false: it gets no events; what waits for it stays")
+
+
+class WebhookRotation(BaseModel):
+    """How long deliveries are signed with the older secret as well."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    overlap_seconds: int = Field(
+        DEFAULT_OVERLAP_SECONDS,
+        ge=0,
+        le=MAX_OVERLAP_SECONDS,
+        strict=True,
+        description="meanwhile receivers may have either; 0, for a secret that others may know: it ends at once",
+    )
 
 
 class DrainRequest(BaseModel):
@@ -180,6 +231,7 @@ class QuarantineRequest(BaseModel):
 
 SECRET = f'send {{"value": "..."}} with text of 1 to {MAX_SECRET_BYTES} bytes, and without NUL'
 SIGN_IN = f'send {{"token": "..."}} with a bearer token of at most {MAX_TEXT_LENGTH} characters'
+DEVICE_SIGN_IN = 'send {"device_code": "..."} with the code of an answer of POST /v1/sign-in/device'
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -218,6 +270,15 @@ def parse_sign_in(body: bytes) -> str:
         raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
 
 
+def parse_device_sign_in(body: bytes) -> str:
+    """The device code of a sign-in. Raises MalformedJson, InvalidRequest; the error does not repeat the code, which is
+    a secret."""
+    try:
+        return _parse_body(DeviceSignInRequest, body, "the sign-in is not valid").device_code
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, fields=(FieldError("device_code", DEVICE_SIGN_IN),)) from None
+
+
 def parse_secret(name: str, body: bytes) -> str:
     """The value of a secret. Raises MalformedJson, InvalidRequest; the error does not repeat the value."""
     if re.fullmatch(REFERENCE_NAME, name) is None:
@@ -241,6 +302,11 @@ def parse_new_webhook(body: bytes) -> NewWebhookRequest:
 def parse_webhook_change(body: bytes) -> WebhookChange:
     """Raises MalformedJson, InvalidRequest."""
     return _parse_body(WebhookChange, body, "the change of the webhook is not valid")
+
+
+def parse_webhook_rotation(body: bytes) -> WebhookRotation:
+    """An empty body stands for the usual overlap. Raises MalformedJson, InvalidRequest."""
+    return _parse_body(WebhookRotation, body or b"{}", "the rotation of the webhook's secret is not valid")
 
 
 def parse_cancel(body: bytes) -> JobFilter:
@@ -288,9 +354,10 @@ def parse_quota(body: bytes, *, of_token: bool) -> Quota:
 
 def make_quota(wanted: QuotaRequest, where: str, *, of_token: bool) -> Quota:
     """`where` comes before the name of a field that is wrong. Raises InvalidRequest."""
-    if of_token and wanted.bundle_bytes is not None:
-        problem = FieldError(f"{where}bundle_bytes", "bundles are the tenant's; leave it out for a token")
-        raise InvalidRequest("the quota is not valid", fields=(problem,))
+    wrong = [name for name in OF_TENANTS if of_token and getattr(wanted, name) is not None]
+    if wrong:
+        problems = [FieldError(where + name, f"{OF_TENANTS[name]} are the tenant's; leave it out") for name in wrong]
+        raise InvalidRequest("the quota is not valid", fields=tuple(problems))
     return Quota(**wanted.model_dump())
 
 

@@ -48,6 +48,8 @@ To build it, run <code>make web</code> in the repository, or install the package
 @router.get("/submit")
 @router.get("/compare")
 @router.get("/nodes")
+@router.get("/quota")
+@router.get("/webhooks")
 async def dashboard_page() -> Response:
     return _page_response()
 

@@ -6,12 +6,12 @@ may share, and whose certificate was never compared with this name.
 
 import asyncio
 import ssl
-from collections.abc import Mapping
 from functools import cached_property
 
 import httpx
 
 from api.webhooks.addresses import AddressRules, RefusedTarget, Resolver
+from api.webhooks.payloads import OutgoingRequest
 
 CONNECT_SECONDS = 5.0
 #: Of a whole delivery: look-up, connection, request and answer.
@@ -51,15 +51,15 @@ class WebhookTransport:
         """Made when the first webhook is sent: it reads all authorities."""
         return self._given_tls or httpx.create_ssl_context()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Send a body; the status of the answer, 200 to 299.
+    async def send(self, wanted: OutgoingRequest) -> int:
+        """Send a request; the status of the answer, 200 to 299.
 
         Raises:
             DeliveryFailed: it has not arrived, or was not accepted.
         """
         try:
             async with asyncio.timeout(self._total_seconds):
-                status = await self._post(self._rules.parse_target(url), headers, body)
+                status = await self._send(self._rules.parse_target(wanted.url), wanted)
         except TimeoutError:
             raise DeliveryFailed(f"no answer within {self._total_seconds:g} s") from None
         except RefusedTarget as error:
@@ -72,7 +72,7 @@ class WebhookTransport:
             raise DeliveryFailed(f"it answered {status}", status)
         return status
 
-    async def _post(self, url: httpx.URL, headers: Mapping[str, str], body: bytes) -> int:
+    async def _send(self, url: httpx.URL, wanted: OutgoingRequest) -> int:
         try:
             port = url.port or (443 if url.scheme == "https" else 80)
             addresses = await self._resolve(url.raw_host.decode("ascii"), port)
@@ -82,18 +82,18 @@ class WebhookTransport:
         *others, last = addresses[:MAX_ADDRESSES]
         for address in others:
             try:
-                return await self._post_to(address, url, headers, body)
+                return await self._send_to(address, url, wanted)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue
-        return await self._post_to(last, url, headers, body)
+        return await self._send_to(last, url, wanted)
 
-    async def _post_to(self, address: str, url: httpx.URL, headers: Mapping[str, str], body: bytes) -> int:
+    async def _send_to(self, address: str, url: httpx.URL, wanted: OutgoingRequest) -> int:
         """To one address; the certificate must be that of the host."""
         request = httpx.Request(
-            "POST",
+            wanted.method,
             url.copy_with(host=address),
-            headers={"Host": url.netloc.decode("ascii"), **headers},
-            content=body,
+            headers={"Host": url.netloc.decode("ascii"), **wanted.headers},
+            content=wanted.body,
             extensions={
                 "sni_hostname": url.raw_host.decode("ascii"),
                 "timeout": httpx.Timeout(self._total_seconds, connect=CONNECT_SECONDS).as_dict(),

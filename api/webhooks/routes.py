@@ -52,13 +52,27 @@ async def show(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Respons
     **describe(
         "Change a webhook",
         WebhookView,
-        refuses=("secret_key_unusable",),
+        refuses=("conflict", "secret_key_unusable"),
         body=json_body("WebhookChange", examples.WEBHOOK_CHANGES),
     ),
 )
 async def change(who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body) -> Response:
     """Its address, name and events, or whether it is active. What waits for it is sent to the new address."""
     return responses.json_response(await webhooks.change_webhook(who, webhook, body))
+
+
+@router.post(
+    "/v1/webhooks/{webhook}/rotate",
+    **describe(
+        "Replace the secret of a webhook",
+        NewWebhook,
+        refuses=("conflict", "secret_key_unusable"),
+        body=json_body("WebhookRotation", examples.WEBHOOK_ROTATIONS, required=False),
+    ),
+)
+async def rotate(who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body) -> Response:
+    """The answer has the new secret. Meanwhile deliveries have two signatures, with either secret."""
+    return responses.json_response(await webhooks.rotate_secret(who, webhook, body), 200, {"Cache-Control": "no-store"})
 
 
 @router.delete("/v1/webhooks/{webhook}", status_code=204, **describe("Delete a webhook"))

@@ -10,10 +10,17 @@ from shardyard.contract.errors import SecretKeyUnusable
 
 
 class WebhookSecrets(msgspec.Struct, frozen=True):
-    """The whole address, which may have a token in it, and what deliveries are signed with."""
+    """The whole address, which may have a token in it, and what deliveries are signed with: `secret`, and until
+    `former_until`, in seconds since the epoch, `former_secret` as well."""
 
     url: str
     secret: str
+    former_secret: str = ""
+    former_until: float = 0.0
+
+    def former_at(self, now: float) -> str:
+        """The secret that is still used beside the newest one; '' where none is."""
+        return self.former_secret if now < self.former_until else ""
 
     def __repr__(self) -> str:
         return "WebhookSecrets(...)"

@@ -12,14 +12,12 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 from redis.exceptions import RedisError
 
-from api.webhooks.outgoing import DeliveryFailed, WebhookTransport
-from api.webhooks.payloads import render_delivery
-from api.webhooks.sealing import WebhookSecrets, unseal_secrets
+from api.webhooks.channels import ChannelOpener, DeliveryChannel
+from api.webhooks.outgoing import DeliveryFailed
 from jobs.protocol.names import SENDER_CHANNEL
 from jobs.store.accounts import webhooks
 from jobs.store.accounts.webhooks import DeliveryOutcome, TakenBatch, TakenDelivery
@@ -60,13 +58,11 @@ class WebhookSender:
     def __init__(
         self,
         control: AsyncRedisStore,
-        key_file: Path,
-        transport: WebhookTransport,
+        channels: ChannelOpener,
         policy: SendingPolicy = SendingPolicy(),
     ) -> None:
         self._store = control
-        self._key_file = key_file
-        self._transport = transport
+        self._channels = channels
         self._policy = policy
         self._name = uuid.uuid4().hex
         self._wake = asyncio.Event()
@@ -101,6 +97,7 @@ class WebhookSender:
         policy = self._policy
         free = policy.webhooks_at_once - len(self._batches)
         self._wake.clear()
+        self._leads = True  # it may, from here on: one that is cancelled before the reply comes gives the lead back
         work = await self._store.run(
             webhooks.take_deliveries(
                 self._name,
@@ -162,7 +159,11 @@ class WebhookSender:
         """Send some deliveries of a webhook, all at a time: each is about something else."""
         taken = time.monotonic()
         try:
-            secrets = await asyncio.to_thread(unseal_secrets, self._key_file, batch.webhook)
+            channel = await self._channels.open(batch.webhook)
+        except Unavailable:
+            return  # what was taken is due again
+        except DeliveryFailed as error:
+            outcomes = [self._failure(each, error) for each in batch.deliveries]
         except SecretKeyUnusable as error:
             problem = "the service cannot decrypt its address and secret"
             log.error("webhook_unreadable", tenant=batch.webhook.tenant, webhook=batch.webhook.id, error=error.message)
@@ -170,20 +171,19 @@ class WebhookSender:
         else:
             if time.monotonic() - taken > self._policy.hold_seconds / 3:
                 return  # this process stood still: what it took may be with another one by now
-            outcomes = await asyncio.gather(*(self._send(batch, each, secrets) for each in batch.deliveries))
+            outcomes = await asyncio.gather(*(self._send(batch, each, channel) for each in batch.deliveries))
         await self._settle(batch, outcomes)
 
-    async def _send(self, batch: TakenBatch, delivery: TakenDelivery, secrets: WebhookSecrets) -> DeliveryOutcome:
+    async def _send(self, batch: TakenBatch, delivery: TakenDelivery, channel: DeliveryChannel) -> DeliveryOutcome:
         webhook = batch.webhook
-        headers, body = render_delivery(webhook.format, webhook.id, delivery.id, delivery.event, secrets.secret)
         try:
-            status = await self._transport.post(secrets.url, headers, body)
+            result = await channel.send(delivery)
         except DeliveryFailed as error:
             return self._failure(delivery, error)
         except Exception:
             log.exception("webhook_send_failed", tenant=webhook.tenant, webhook=webhook.id)
             return self._failure(delivery, DeliveryFailed("the service could not send it"))
-        return DeliveryOutcome(delivery.id, True, status)
+        return DeliveryOutcome(delivery.id, True, result.status, result.note)
 
     def _failure(self, delivery: TakenDelivery, error: DeliveryFailed) -> DeliveryOutcome:
         wait = self._policy.retry_seconds(delivery.tries)

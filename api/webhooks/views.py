@@ -1,6 +1,5 @@
 """Webhooks and their deliveries as they are shown."""
 
-import httpx
 import msgspec
 
 from jobs.store.accounts.webhooks import DeliveryRecord, WebhookRecord
@@ -11,13 +10,6 @@ from shardyard.contract.webhooks import DeliveryView, NewWebhook, WebhookView
 STATES = {"waiting": "waiting", "done": "delivered", "dead": "dead"}
 
 
-def shown_url(url: httpx.URL, form: str) -> str:
-    """An address as far as it is no secret: the path of a webhook of Slack is one, and a query often has one."""
-    if form == "slack":
-        return f"{url.copy_with(raw_path=b'/')}..."
-    return str(url.copy_with(query=None)) + ("?..." if url.query else "")
-
-
 def webhook_view(record: WebhookRecord) -> WebhookView:
     return WebhookView(
         id=record.id,
@@ -25,6 +17,10 @@ def webhook_view(record: WebhookRecord) -> WebhookView:
         url=record.url,
         format=record.format,
         events=list(record.kinds),
+        repo=record.target.repo,
+        token_secret=record.target.token_secret,
+        to=list(record.target.to),
+        former_until=utc(record.former_until),
         active=record.active,
         created_at=at(record.created),
         updated_at=at(record.updated),

@@ -1,8 +1,8 @@
 """Requests over raw keep-alive connections, as fast as they are answered: the load of the HTTP benchmarks.
 
-Reads a plan (`benchmarks.http.RequestPlan`, JSON) from its standard input and prints what it measured. A process of its
-own, so that its time is not that of what is measured; requests are made before the first is sent, and of an answer only
-the status and the length are looked at.
+Reads a plan (`benchmarks.harness.http.RequestPlan`, JSON) from its standard input and prints what it measured. A
+process of its own, so that its time is not that of what is measured; requests are made before the first is sent, and of
+an answer only the status and the length are looked at.
 """
 
 import select
@@ -14,8 +14,8 @@ from itertools import count, cycle
 
 import msgspec
 
-from benchmarks.http import KEY_MARK, Load, RequestPlan, quantile
-from benchmarks.machine import thread_cpu_seconds
+from benchmarks.harness.http import KEY_MARK, Load, RequestPlan, quantile
+from benchmarks.harness.machine import thread_cpu_seconds
 
 ANSWER_SECONDS = 30.0
 WARM_UP_SECONDS = 0.2

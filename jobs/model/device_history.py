@@ -1,6 +1,7 @@
 """The history of a device, as the control Redis has it: a line for each attempt and each change of its quarantine."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +18,10 @@ class DeviceMark(msgspec.Struct, frozen=True, omit_defaults=True):
     ms_per_row: float | None = None
     slow: bool = False
     error: str = ""
+
+
+#: What an attempt leaves about the devices of all its nodes: by part, then by the device's index on its node.
+AttemptMarks: TypeAlias = Mapping[int, Mapping[int, DeviceMark]]
 
 
 class HistoryLine(DeviceMark, frozen=True, kw_only=True):

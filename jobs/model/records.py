@@ -156,7 +156,7 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
 class QueueView:
     """What a queued job waits behind. Devices are those of nodes that take work."""
 
-    ahead: int
+    ahead: int  # jobs that start before it in any case: of a higher priority, or earlier ones of its tenant
     free: int
     largest_gap: int  # free devices of the node that has most of them
     live_nodes: int
@@ -430,7 +430,8 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A bearer token as it is stored: never the secret, only its SHA-256."""
+    """A bearer token as it is stored: never the secret, only its SHA-256. `identity` names the person who got it by
+    single sign-on; "" for other tokens."""
 
     id: str
     tenant: str
@@ -439,6 +440,7 @@ class TokenRecord:
     name: str
     created: int
     expires: int | None
+    identity: str = ""
 
     @classmethod
     def from_fields(cls, token: str, fields: Fields) -> "TokenRecord":
@@ -450,6 +452,7 @@ class TokenRecord:
             name=_text_field(fields, b"name"),
             created=int(fields[b"created"]),
             expires=_time_field(fields, b"expires"),
+            identity=_text_field(fields, b"identity"),
         )
 
 

@@ -6,11 +6,12 @@ Nothing reads the environment at import: an entry point calls `Settings()` once 
 import ipaddress
 import socket
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jobs.model.mail import domain_of, parse_domains, parse_mail_server
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -23,6 +24,23 @@ OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or Non
 
 def _require_networks(text: str) -> str:
     parse_networks(text)
+    return text
+
+
+def _require_mail_server(text: str) -> str:
+    if text:
+        parse_mail_server(text)
+    return text
+
+
+def _require_mail_address(text: str) -> str:
+    if text:
+        domain_of(text)
+    return text
+
+
+def _require_domains(text: str) -> str:
+    parse_domains(text)
     return text
 
 
@@ -80,11 +98,60 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
 
+    public_url: str = Field(
+        "",
+        max_length=500,
+        description="address of this service in people's browsers, for example https://shardyard.example.com; for "
+        "single sign-on",
+    )
+    oidc_issuer: str = Field(
+        "",
+        max_length=500,
+        description="identity provider of single sign-on: its issuer, exactly as its discovery document has it; "
+        "without it, people sign in with tokens",
+    )
+    oidc_client_id: str = Field("", max_length=500, description="id of this service at the identity provider")
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="its secret there; without it, and without the file, the client is a public one"
+    )
+    oidc_client_secret_file: OptionalFile = Field(None, description="file with that secret")
+    oidc_rules_file: OptionalFile = Field(
+        None, description="TOML file with the access rules: which tenant and scopes somebody gets for which claim"
+    )
+    oidc_scopes: str = Field(
+        "openid profile email",
+        max_length=500,
+        pattern=r"^([!-~]+ )*openid( [!-~]+)*$",
+        description="scopes that the identity provider is asked for; some send groups only for one of their own",
+    )
+    oidc_session_seconds: float = Field(
+        28_800,
+        ge=60,
+        le=604_800,
+        description="how long somebody stays signed in by single sign-on before the identity provider is asked again",
+    )
+
     webhook_networks: Annotated[str, AfterValidator(_require_networks)] = Field(
         "",
         max_length=4096,
         description="networks that webhooks may go to although they are not public, comma-separated: 10.1.0.0/16; "
         "there, http:// is accepted as well",
+    )
+    mail_server: Annotated[str, AfterValidator(_require_mail_server)] = Field(
+        "",
+        max_length=512,
+        description="server that sends mails of webhooks: smtp://host:587 (with STARTTLS) or smtps://host:465; without "
+        "it, there are none",
+    )
+    mail_user: str = Field("", max_length=320, description="user of the mail server; without one, no sign-in")
+    mail_password: SecretStr = Field(SecretStr(""), max_length=1024, description="password of that user")
+    mail_from: Annotated[str, AfterValidator(_require_mail_address)] = Field(
+        "", max_length=254, description="address that mails come from"
+    )
+    mail_domains: Annotated[str, AfterValidator(_require_domains)] = Field(
+        "",
+        max_length=4096,
+        description="domains that webhooks may send mails to, comma-separated: example.com; *: all; without one, none",
     )
     token_requests: int = Field(
         60_000, ge=0, le=2**31, description="requests that a token may send in a minute; 0: any number"
@@ -240,6 +307,12 @@ class Settings(BaseSettings):
         pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
         description="level of the service's own log: DEBUG, INFO, WARNING or ERROR",
     )
+
+    @model_validator(mode="after")
+    def _check_mail(self) -> Self:
+        if self.mail_server and not self.mail_from:
+            raise ValueError("SHARDYARD_MAIL_SERVER needs SHARDYARD_MAIL_FROM: say where mails come from")
+        return self
 
     @property
     def nodes_here(self) -> int:

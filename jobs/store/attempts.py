@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from jobs.model.device_history import DeviceMark
+from jobs.model.device_history import AttemptMarks
 from jobs.model.state import CAUSE_OF, StateReason, SupervisorCommand
 from jobs.protocol.names import attempt_ref, job_ref
 from jobs.store.call import Call, Word, call_function, encode_json, is_ok
@@ -170,11 +170,11 @@ def finish(
     backoff_seconds: float = 0,
     node: str = "",
     quarantine: Mapping[int, str] | None = None,
-    measured: Mapping[int, DeviceMark] | None = None,
+    measured: AttemptMarks | None = None,
 ) -> Call[bool]:
     """Write the end of an attempt. False: the lease was lost, and what happened there does not count.
-    With `node` its devices there are given back as well, as `release` does. `measured` goes into their history, by the
-    device's index on its node."""
+    With `node` its devices there are given back as well, as `release` does. `measured` goes into the history of the
+    devices of all nodes."""
     return call_function(
         "finish",
         is_ok,
@@ -188,7 +188,7 @@ def finish(
         backoff_us=int(backoff_seconds * 1e6),
         max_losses=MAX_LOSSES,
         dead_on_node=node,
-        measured=encode_json({str(index): mark for index, mark in measured.items()}) if measured else b"",
+        measured=encode_json(measured) if measured else b"",
     )
 
 

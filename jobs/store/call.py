@@ -50,5 +50,5 @@ def ignore_reply(_: Any) -> None:
     """For calls that have nothing to answer."""
 
 
-def encode_json(value: Mapping[str, Any] | None) -> bytes:
+def encode_json(value: Mapping[str, Any] | Mapping[int, Any] | None) -> bytes:
     return b"" if value is None else msgspec.json.encode(value)

@@ -63,9 +63,19 @@ class TenantAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class PastRun:
+    """An attempt that has ended, on so many devices of all its nodes."""
+
+    tenant: str
+    devices: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queued job, and its pool around it. `before` counts by tenant the jobs that come before it as things stand;
-    `kept_nodes` are reserved for the job `kept_for`. Of a pool of more nodes than `nodes` has, the others are alike."""
+    `kept_nodes` are reserved for the job `kept_for`. Of a pool of more nodes than `nodes` has, the others are alike.
+    `accounts` has those that run or wait, and some that have used the pool lately."""
 
     ref: str
     node_count: int
@@ -77,7 +87,7 @@ class QueueFacts:
     before: dict[str, int] = field(default_factory=dict)
     kept_for: str = ""
     kept_nodes: tuple[str, ...] = ()
-    past_seconds: tuple[float, ...] = ()  # of attempts that devices of the pool have had
+    past_runs: tuple[PastRun, ...] = ()  # those that devices of the pool have had lately
 
     @property
     def tenant(self) -> str:
@@ -109,7 +119,7 @@ def read_queue(tenant: str, job: str) -> Call[QueueFacts | None]:
             before={name: count for name, count in before.items() if count},
             kept_for=hold[0].decode() if hold else "",
             kept_nodes=tuple(hold[1].decode().split()) if hold else (),
-            past_seconds=_past_seconds(history),
+            past_runs=_past_runs(history),
         )
 
     return call_function("read_queue", decode, ref=ref, max_nodes=MAX_NODES, max_tenants=MAX_TENANTS, max_jobs=MAX_JOBS)
@@ -135,11 +145,14 @@ def _read_waiting(ref: bytes, score: bytes, wall: bytes) -> WaitingJob:
     return WaitingJob(ref.decode(), level, arrival, float(wall) if wall else None)
 
 
-def _past_seconds(history: Sequence[bytes]) -> tuple[float, ...]:
-    """How long attempts have run that were not lost: each once, however many devices it had."""
+def _past_runs(history: Sequence[bytes]) -> tuple[PastRun, ...]:
+    """Attempts that were not lost: each once, however many devices it had."""
     lines = (_decoder.decode(line) for line in history)
-    seconds = {line.attempt: line.seconds for line in lines if line.event == "attempt" and line.reason in _TYPICAL}
-    return tuple(sorted(value for value in seconds.values() if value > 0))
+    return tuple(
+        PastRun(line.attempt.partition("/")[0], line.peers + 1, line.seconds)
+        for line in {line.attempt: line for line in lines if line.event == "attempt"}.values()
+        if line.reason in _TYPICAL and line.seconds > 0
+    )
 
 
 #: How attempts end that say how long others will take.

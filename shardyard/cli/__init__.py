@@ -34,7 +34,7 @@ from shardyard.cli import (
     submit,
     top,
 )
-from shardyard.cli.accounts import audit, quotas, secrets, shares, tokens, webhooks
+from shardyard.cli.accounts import audit, login, quotas, secrets, shares, tokens, webhooks
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
@@ -66,6 +66,7 @@ EXAMPLES = "\n\n".join(
 MORE_EXAMPLES = {
     "audit": audit.EXAMPLES,
     "redis-acl": redis_users.EXAMPLES,
+    "login": login.EXAMPLES,
     "watch": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -175,7 +176,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | artifacts.COMMANDS
         | profile.COMMANDS,
     ),
-    ("Machines and access", top.COMMANDS | pools.COMMANDS | shares.COMMANDS | audit.COMMANDS),
+    ("Machines and access", login.COMMANDS | top.COMMANDS | pools.COMMANDS | shares.COMMANDS | audit.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():

@@ -239,7 +239,7 @@ class AsyncClient(AsyncWebhookMethods):
 
     async def set_quota(self, tenant: str, *, token_id: str | None = None, **limits: float) -> quotas.QuotaView:
         """Set what a tenant, or one of its tokens, may use: jobs, running, devices, device_hours, window_hours,
-        spec_bytes, bundle_bytes. What is left out is not limited. Needs an admin token."""
+        spec_bytes, bundle_bytes, file_bytes. What is left out is not limited. Needs an admin token."""
         return await self.call(endpoints.set_quota(tenant, limits, token_id))
 
     async def nodes(self) -> list[fleet.NodeView]:

@@ -21,11 +21,21 @@ class AsyncWebhookMethods:
         return (await self.call(endpoints.list_webhooks())).webhooks
 
     async def create_webhook(
-        self, url: str, *, events: Sequence[str] = ("job.*",), form: str = "json", name: str = ""
+        self,
+        url: str | None = None,
+        *,
+        events: Sequence[str] = ("job.*",),
+        form: str = "json",
+        name: str = "",
+        repo: str | None = None,
+        token_secret: str | None = None,
+        to: Sequence[str] | None = None,
     ) -> webhooks.NewWebhook:
-        """Create a webhook; its `secret`, for `shardyard.webhooks.verify`, is returned only this once. `form` is
-        json or slack."""
-        return await self.call(endpoints.create_webhook(url, events=events, form=form, name=name))
+        """Create a webhook; its `secret`, for `shardyard.webhooks.verify`, is returned only this once. `form` is json
+        or slack, which need a `url`; github, with a `repo` and the name of a secret with a token; or email, with
+        `to`."""
+        fields = {"name": name, "repo": repo, "token_secret": token_secret, "to": None if to is None else list(to)}
+        return await self.call(endpoints.create_webhook(url, events=events, form=form, **fields))
 
     async def show_webhook(self, webhook: str) -> webhooks.WebhookView:
         return await self.call(endpoints.show_webhook(webhook))
@@ -38,9 +48,18 @@ class AsyncWebhookMethods:
         events: Sequence[str] | None = None,
         name: str | None = None,
         active: bool | None = None,
+        repo: str | None = None,
+        token_secret: str | None = None,
+        to: Sequence[str] | None = None,
     ) -> webhooks.WebhookView:
         """Change what is given of a webhook. One that is not active gets no events."""
-        return await self.call(endpoints.change_webhook(webhook, url=url, events=events, name=name, active=active))
+        lists = {"events": None if events is None else list(events), "to": None if to is None else list(to)}
+        fields = {"url": url, "name": name, "active": active, "repo": repo, "token_secret": token_secret}
+        return await self.call(endpoints.change_webhook(webhook, **fields, **lists))
+
+    async def rotate_webhook(self, webhook: str, *, overlap_seconds: int | None = None) -> webhooks.NewWebhook:
+        """Replace the secret of a webhook. For `overlap_seconds`, a day by default, deliveries are signed with both."""
+        return await self.call(endpoints.rotate_webhook(webhook, overlap_seconds=overlap_seconds))
 
     async def delete_webhook(self, webhook: str) -> None:
         """Delete a webhook, and what waits for it."""

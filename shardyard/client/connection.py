@@ -1,4 +1,5 @@
 """Finds the service for the command line and the client: by arguments, else by variables, else on this machine.
+A token that `shardyard login` has stored for its address is used where none is given.
 
 A running `shardyard up` keeps `service.json` in its data directory: its URL, the file of its admin
 token, its pid and, where it serves HTTPS, the file of its certificate, which is the only one that is
@@ -10,6 +11,7 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from shardyard.client.logins import read_login
 from shardyard.contract.errors import Unauthenticated, Unavailable
 
 SERVICE_FILE = "service.json"
@@ -63,12 +65,13 @@ def find_service(url: str | None = None, token: str | None = None) -> ServiceAdd
 
     Raises:
         Unavailable: no URL is given, and none runs here.
-        Unauthenticated: no token is given, and the local one is not for this URL.
+        Unauthenticated: no token is given, none is stored for this URL, and the local one is not for it.
     """
     url = (url or os.environ.get("SHARDYARD_URL") or "").rstrip("/") or None
     if token is None:
         token = os.environ.get("SHARDYARD_TOKEN") or None
-    local = local_service(default_data_dir())
+    data_dir = default_data_dir()
+    local = local_service(data_dir)
     if url is None and local is None:
         raise Unavailable(
             "no service is running on this machine; start one with `shardyard up`, "
@@ -77,10 +80,15 @@ def find_service(url: str | None = None, token: str | None = None) -> ServiceAdd
     certificate = None
     if local is not None and url in (None, local.url):
         url, certificate = local.url, local.certificate
-        token = _read_text(local.token_file) if token is None else token
-    if token is None:
-        raise Unauthenticated(f"no token for {url}; give one with --token or SHARDYARD_TOKEN")
     assert url is not None
+    if token is None and (login := read_login(data_dir, url)) is not None:
+        token = login.token
+    if token is None and local is not None and url == local.url:
+        token = _read_text(local.token_file)
+    if token is None:
+        raise Unauthenticated(
+            f"no token for {url}; give one with --token or SHARDYARD_TOKEN, or sign in with `shardyard login`"
+        )
     return ServiceAddress(url, token, certificate)
 
 

@@ -409,9 +409,12 @@ def list_webhooks() -> HttpCall[webhooks.WebhookList]:
     return _get_request("/v1/webhooks", webhooks.WebhookList)
 
 
-def create_webhook(url: str, *, events: Sequence[str], form: str, name: str) -> HttpCall[webhooks.NewWebhook]:
-    """Not repeated: that would make two."""
-    body = json.dumps({"url": url, "events": list(events), "format": form, "name": name}).encode()
+def create_webhook(
+    url: str | None, *, events: Sequence[str], form: str, **fields: Any
+) -> HttpCall[webhooks.NewWebhook]:
+    """`fields`: name, and what the format needs. Not repeated: that would make two."""
+    given = {"url": url, "events": list(events), "format": form} | fields
+    body = json.dumps({field: value for field, value in given.items() if value is not None}).encode()
     return HttpCall(method="POST", path="/v1/webhooks", kind=webhooks.NewWebhook, content=body, headers=_JSON)
 
 
@@ -419,13 +422,18 @@ def show_webhook(webhook: str) -> HttpCall[webhooks.WebhookView]:
     return _get_request(_build_path("webhooks", webhook), webhooks.WebhookView)
 
 
-def change_webhook(
-    webhook: str, *, url: str | None, events: Sequence[str] | None, name: str | None, active: bool | None
-) -> HttpCall[webhooks.WebhookView]:
-    fields = {"url": url, "events": None if events is None else list(events), "name": name, "active": active}
+def change_webhook(webhook: str, **fields: Any) -> HttpCall[webhooks.WebhookView]:
+    """`fields`: what is to change; None stands for what stays."""
     body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
     path = _build_path("webhooks", webhook)
     return HttpCall(method="PATCH", path=path, kind=webhooks.WebhookView, content=body, headers=_JSON, repeat=True)
+
+
+def rotate_webhook(webhook: str, *, overlap_seconds: int | None) -> HttpCall[webhooks.NewWebhook]:
+    """Not repeated: the first secret would be replaced before anybody has seen it."""
+    body = b"" if overlap_seconds is None else json.dumps({"overlap_seconds": overlap_seconds}).encode()
+    path = _build_path("webhooks", webhook, "rotate")
+    return HttpCall(method="POST", path=path, kind=webhooks.NewWebhook, content=body, headers=_JSON)
 
 
 def delete_webhook(webhook: str) -> HttpCall[None]:

@@ -13,7 +13,9 @@
     │   └── MalformedJson         the body is not JSON
     ├── BodyTooLarge
     ├── Unauthenticated           no token, or not one of ours
+    │   └── SignInFailed          a single sign-on that was denied, took too long, or is not the caller's
     ├── Forbidden                 a token of ours that lacks the scope
+    │   └── NoAccess              somebody whom the identity provider knows, and no access rule
     ├── OverQuota                 more than the tenant or the token may ever have
     ├── QuotaExceeded             all is used that the tenant or the token may use; `retry_after` says when to ask again
     ├── NotFound                  also what another tenant's id looks like
@@ -113,8 +115,16 @@ class Unauthenticated(ShardyardError):
     code = "unauthenticated"
 
 
+class SignInFailed(Unauthenticated):
+    code = "sign_in_failed"
+
+
 class Forbidden(ShardyardError):
     code = "forbidden"
+
+
+class NoAccess(Forbidden):
+    code = "no_access"
 
 
 class OverQuota(ShardyardError):

@@ -12,7 +12,7 @@ class QuotaLimit(Answer, frozen=True, kw_only=True):
     counted, because the tenant or the token has no quota. `free_at` is when device-hours are below their limit again,
     if nothing more is used."""
 
-    name: str  # jobs | running | devices | device_hours | spec_bytes | bundle_bytes
+    name: str  # jobs | running | devices | device_hours | spec_bytes | bundle_bytes | file_bytes
     used: float | None = None
     allowed: float | None = None
     free_at: datetime | None = None

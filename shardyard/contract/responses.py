@@ -408,6 +408,35 @@ class Caller(Answer, frozen=True, kw_only=True):
     operator: bool  # it belongs to the tenant `default`, which manages nodes
 
 
+class SignInWays(Answer, frozen=True, kw_only=True):
+    """How people can sign in. A token always works; `single_sign_on` is "" or the provider's name."""
+
+    single_sign_on: str = ""
+    device: bool = False  # `shardyard login` works
+
+
+class DeviceSignIn(Answer, frozen=True, kw_only=True):
+    """A sign-in of a command line: somebody enters `user_code` at `verification_uri`, while the service is asked with
+    `device_code` every `interval` seconds."""
+
+    device_code: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str = ""  # with the code in it, where the provider has that
+    expires_in: int
+    interval: int
+
+    def __repr__(self) -> str:
+        return f"DeviceSignIn(user_code={self.user_code!r}, verification_uri={self.verification_uri!r})"
+
+
+class DeviceSignInState(Answer, frozen=True, kw_only=True):
+    """`state` is pending, slow_down (wait five seconds longer between requests from now on) or signed_in."""
+
+    state: str
+    token: NewToken | None = None
+
+
 class Readiness(Answer, frozen=True):
     ready: bool = False
     checks: dict[str, str] = {}  # part -> "ok", or what is wrong with it

@@ -66,15 +66,21 @@ class WebhookEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookView(Answer, frozen=True, kw_only=True):
-    """A webhook without its secret. `url` is shown as far as it is no secret. `failing_since` is the first of the tries
-    that have failed since one arrived, and `problem` what was wrong with the last."""
+    """A webhook without its secret. `url` is shown as far as it is no secret. `repo` and `token_secret` are those of
+    the format `github`, `to` that of `email`. Until `former_until`, the secret before this one is used as well.
+    `failing_since` is the first of the tries that have failed since one arrived, and `problem` what was wrong with the
+    last."""
 
     id: str
     name: str = ""
     url: str = ""
     format: str = "json"
     events: list[str] = msgspec.field(default_factory=list)
+    repo: str = ""
+    token_secret: str = ""
+    to: list[str] = msgspec.field(default_factory=list)
     active: bool = True
+    former_until: datetime | None = None
     created_at: datetime | None = None
     updated_at: datetime | None = None
     delivered_at: datetime | None = None

@@ -15,7 +15,7 @@ from jobs.support import fs
 from shardyard.client import Client, endpoints
 from tests.acceptance.harness import Up, wait_for_state, wait_until
 from tests.acceptance.test_up import digits
-from tests.support.backed_up_trees import describe_tree
+from tests.support.samples.backed_up_trees import describe_tree
 
 pytestmark = pytest.mark.acceptance
 

@@ -16,7 +16,7 @@ from shardyard.contract.errors import UnboxedNodes
 from shardyard.service import embedded_redis
 from shardyard.service.processes import ProcessGroup
 from tests.acceptance.harness import SERVICES, Up, wait_for_state, wait_until
-from tests.support.certificates import make_certificate
+from tests.support.samples.certificates import make_certificate
 
 pytestmark = pytest.mark.acceptance
 

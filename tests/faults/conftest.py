@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.inject.disk import small_disk
-from tests.faults.machine import need
-from tests.faults.site import Site, running_site
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site, running_site
 
 #: Long enough for a busy machine, short enough to wait for.
 LEASE = 18.0

@@ -28,10 +28,10 @@ from redis.exceptions import RedisError
 from jobs import store
 from jobs.model.state import TERMINAL, JobState, StateReason
 from shardyard.contract.errors import ShardyardError
-from tests.faults.checker import Evidence, essence, violations
-from tests.faults.host_service import HostService, service_over_hosts
 from tests.faults.inject import processes
 from tests.faults.inject.processes import RANK, SUPERVISOR
+from tests.faults.scene.checker import Evidence, essence, violations
+from tests.faults.scene.host_service import HostService, service_over_hosts
 from tests.integration.workers.service import TENANT, eventually
 
 HOSTS = 3

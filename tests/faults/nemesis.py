@@ -29,10 +29,10 @@ from redis.exceptions import RedisError
 from jobs import store
 from jobs.model.state import TERMINAL, JobState, StateReason
 from shardyard.contract.errors import Unavailable
-from tests.faults.checker import violations
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
-from tests.faults.site import Site, running_site
+from tests.faults.scene.checker import violations
+from tests.faults.scene.site import Site, running_site
 from tests.integration.workers.service import eventually
 
 LEASE = 30.0

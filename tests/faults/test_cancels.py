@@ -11,9 +11,9 @@ import pytest
 from jobs import store
 from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.store import JobFilter
-from tests.faults.checker import Footprint
 from tests.faults.inject import processes
-from tests.faults.site import Site
+from tests.faults.scene.checker import Footprint
+from tests.faults.scene.site import Site
 from tests.integration.workers.service import TENANT, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

@@ -14,8 +14,8 @@ from tests.faults.inject import processes
 from tests.faults.inject.disk import fill
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.inject.trace import failing_calls
-from tests.faults.machine import need
-from tests.faults.site import Site
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site
 from tests.integration.workers.service import TENANT, eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

@@ -11,11 +11,11 @@ import pytest
 from jobs import store
 from jobs.model.state import JobState
 from tests.faults.inject.clock import Clock, clock
-from tests.faults.journal import SERVER_OPTIONS
-from tests.faults.machine import need
-from tests.faults.site import Site
+from tests.faults.scene.journal import SERVER_OPTIONS
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site
 from tests.integration.workers.service import TENANT, eventually
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

@@ -8,8 +8,8 @@ from jobs.files import paths
 from jobs.model.state import JobState, StateReason
 from tests.faults.inject.disk import fill
 from tests.faults.inject.trace import failing_calls
-from tests.faults.machine import need
-from tests.faults.site import Site
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site
 from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

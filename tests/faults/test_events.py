@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from api.data.redis_pool import MAX_CONNECTIONS
-from tests.faults.checker import Footprint
 from tests.faults.inject.network import network
-from tests.faults.machine import need
-from tests.faults.site import TOKEN, Api, Site
+from tests.faults.scene.checker import Footprint
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import TOKEN, Api, Site
 from tests.integration.api.streams import Event, Reader, lines_of
 from tests.integration.workers.service import eventually
-from tests.support.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.checker import Footprint
-from tests.faults.site import TOKEN, Site
+from tests.faults.scene.checker import Footprint
+from tests.faults.scene.site import TOKEN, Site
 from tests.integration.workers.service import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

@@ -10,8 +10,8 @@ from jobs.files import paths
 from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED
 from jobs.files.log_page import LogRow, clean_for_display, read_page
 from jobs.model.state import JobState
-from tests.faults.checker import Footprint
-from tests.faults.site import Site
+from tests.faults.scene.checker import Footprint
+from tests.faults.scene.site import Site
 from tests.integration.workers.service import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

@@ -14,8 +14,8 @@ from jobs.model.state import AttemptState, JobState, StateReason
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
 from tests.faults.inject.freezer import undying
-from tests.faults.machine import need
-from tests.faults.site import Site, running_site
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site, running_site
 from tests.integration.workers.service import eventually, is_dead
 from tests.support.timing import once_below
 

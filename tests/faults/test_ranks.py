@@ -10,8 +10,8 @@ import pytest
 from jobs.model.state import AttemptState, JobState, StateReason
 from tests.faults.inject import processes
 from tests.faults.inject.memory import MemoryGroup, memory_group
-from tests.faults.machine import need
-from tests.faults.site import Site, running_site
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site, running_site
 from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

@@ -18,7 +18,7 @@ from jobs.model.state import JobState, StateReason
 from jobs.store.client import RedisStore
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
-from tests.faults.site import Site
+from tests.faults.scene.site import Site
 from tests.integration.workers.service import TENANT, eventually
 from workers.runtime.launch import AttemptDirectory
 

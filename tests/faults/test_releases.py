@@ -8,8 +8,8 @@ import pytest
 from jobs.model.state import JobState, StateReason
 from tests.faults.inject import processes
 from tests.faults.inject.releases import unpack_previous
-from tests.faults.machine import need
-from tests.faults.site import Site, running_site
+from tests.faults.scene.machine import need
+from tests.faults.scene.site import Site, running_site
 from tests.integration.workers.service import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]

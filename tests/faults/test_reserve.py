@@ -15,12 +15,12 @@ from jobs.files import paths
 from jobs.model.state import JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
 from tests.faults.inject.disk import fill, small_disk
-from tests.faults.machine import need
-from tests.faults.recorder import Caller
-from tests.faults.site import Site, running_site
+from tests.faults.scene.machine import need
+from tests.faults.scene.recorder import Caller
+from tests.faults.scene.site import Site, running_site
 from tests.faults.test_tree import ENDED, Tree, spec
 from tests.integration.workers.service import TENANT, eventually
-from tests.support.hostile_zips import Part, zipped
+from tests.support.samples.hostile_zips import Part, zipped
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

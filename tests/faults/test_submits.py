@@ -15,12 +15,12 @@ import pytest
 from jobs import store
 from jobs.model.state import JobState
 from jobs.store import AttemptId
-from tests.faults.checker import Evidence, violations
-from tests.faults.journal import SERVER_OPTIONS
-from tests.faults.site import TOKEN, Api, Site
+from tests.faults.scene.checker import Evidence, violations
+from tests.faults.scene.journal import SERVER_OPTIONS
+from tests.faults.scene.site import TOKEN, Api, Site
 from tests.integration.store.world import World
 from tests.integration.workers.service import TENANT
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

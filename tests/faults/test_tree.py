@@ -25,9 +25,9 @@ from shardyard.cli import demo
 from shardyard.client.connection import local_service
 from shardyard.service import embedded_redis
 from tests.acceptance.harness import SERVICES, Up
-from tests.faults.checker import Evidence, essence, violations
 from tests.faults.inject import processes
-from tests.faults.recorder import Caller
+from tests.faults.scene.checker import Evidence, essence, violations
+from tests.faults.scene.recorder import Caller
 from tests.integration.workers.service import eventually
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.saved_runs import attempts, flat, is_step
+from tests.support.samples.saved_runs import attempts, flat, is_step
 from workers.runtime.context import RankDevice
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

@@ -30,7 +30,7 @@ from shardyard.service.backup.secret_notice import describe_secrets, find_unread
 from shardyard.service.backup.source import BackupSource
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import TENANT, World, a_spec, script
-from tests.support.redis_server import running_redis
+from tests.support.servers.redis_server import running_redis
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from shardyard.service.embedded_redis import EmbeddedRedis
 from shardyard.service.processes import ProcessGroup
 from shardyard.service.redis_room import RedisRoom
 from tests.faults.inject.disk import fill, small_disk
-from tests.faults.machine import need
+from tests.faults.scene.machine import need
 from tests.integration.workers.service import eventually
 
 pytestmark = pytest.mark.integration

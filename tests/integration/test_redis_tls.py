@@ -24,9 +24,9 @@ from jobs.store.acl import RedisRole, RedisServerKind
 from jobs.store.client import AsyncRedisStore, RedisStore, connect
 from shardyard.contract.errors import Unavailable
 from shardyard.service import redis_users
-from tests.support.certificates import make_certificate
-from tests.support.redis_server import redis_server
-from tests.support.tls_front import tls_front
+from tests.support.samples.certificates import make_certificate
+from tests.support.servers.redis_server import redis_server
+from tests.support.servers.tls_front import tls_front
 
 pytestmark = pytest.mark.integration
 

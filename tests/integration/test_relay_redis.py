@@ -15,7 +15,7 @@ from jobs.files.frame_file import Frame, FrameKind, parse_frame
 from jobs.files.log_page import LogRow, read_chunk, read_page
 from jobs.protocol import names
 from jobs.protocol.records import MetricSample
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 from tests.support.timing import once_below
 from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.metric_relay import MetricRelay

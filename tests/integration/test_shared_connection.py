@@ -15,7 +15,7 @@ from api.data.redis_pool import connect
 from jobs.store import Call, shared_connection
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
-from tests.support.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results
-from benchmarks.comparing import Figure, times_better
+from benchmarks.harness import results
+from benchmarks.harness.comparing import Figure, times_better
 
 WAIT = Figure(
     "POST to first step", "s", {"ours": [0.1, 0.2, 0.1], "theirs": [3.0, 4.0, 5.0]}, [times_better("theirs", 25)]

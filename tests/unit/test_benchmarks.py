@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from benchmarks import results
-from benchmarks.comparing import (
+from benchmarks.harness import results
+from benchmarks.harness.comparing import (
     Figure,
     Goal,
     Scale,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, SecretStr
 from api.app import create_app
 from api.http import problems
 from api.system import dashboard_routes
-from benchmarks import results
+from benchmarks.harness import results
 from jobs.model import catalogue, state
 from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec, Parallelism

@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "jobs", "workers", "shardyard")
+#: In one folder: a reader looks over them at a glance.
+MOST_MODULES = 20
 
 #: A rank imports torch. The forkserver has it in memory for what it forks, and calls nothing of it that computes. A
 #: supervisor runs torch's TCPStore for the rendezvous. No other process has torch.
@@ -195,3 +197,11 @@ def test_imports_for_type_checkers_break_no_wall(tmp_path: Path) -> None:
     path.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n    import redis\n")
     assert not imports_torch(path)
     assert not holds_credentials(path)
+
+
+def test_a_folder_has_at_most_twenty_modules() -> None:
+    sizes: dict[Path, int] = {}
+    for top in (*PACKAGES, "benchmarks", "tools"):
+        for path in (ROOT / top).rglob("*.py"):
+            sizes[path.parent] = sizes.get(path.parent, 0) + (path.name != "__init__.py")
+    assert {str(folder.relative_to(ROOT)): size for folder, size in sizes.items() if size > MOST_MODULES} == {}

@@ -361,11 +361,60 @@ export interface Pool {
   unboxed: number;
 }
 
+/** One limit of a quota. `used` is null where it is not counted, `allowed` where there is as much as there is. */
+export interface QuotaLimit {
+  name: string;
+  used: number | null;
+  allowed: number | null;
+  free_at: string | null;
+}
+
+export interface Quota {
+  tenant: string;
+  token: string | null;
+  window_hours: number;
+  limits: QuotaLimit[];
+}
+
+export interface Webhook {
+  id: string;
+  name: string;
+  url: string;
+  format: string;
+  events: string[];
+  repo?: string;
+  to?: string[];
+  active: boolean;
+  delivered_at: string | null;
+  failing_since: string | null;
+  problem: string;
+  waiting: number;
+  dead: number;
+  missed: number;
+}
+
+export interface Delivery {
+  id: string;
+  kind: string;
+  state: "waiting" | "delivered" | "dead";
+  tries: number;
+  created_at: string | null;
+  tried_at: string | null;
+  status: number | null;
+  problem: string;
+  data: { id?: string; node?: string; name?: string };
+}
+
 export interface Me {
   token: string;
   tenant: string;
   scopes: string[];
   operator: boolean;
+}
+
+export interface SignInWays {
+  /** Name of the identity provider; "" where there is none. */
+  single_sign_on: string;
 }
 
 export interface FieldError {

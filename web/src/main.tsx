@@ -8,8 +8,10 @@ import { DevicePage } from "./pages/Device";
 import { JobPage } from "./pages/Job";
 import { JobsPage } from "./pages/Jobs";
 import { NodesPage } from "./pages/Nodes";
+import { QuotaPage } from "./pages/Quota";
 import { SignInPage } from "./pages/SignIn";
 import { SubmitPage } from "./pages/Submit";
+import { WebhooksPage } from "./pages/Webhooks";
 import { Link, go, place } from "./router";
 import "./styles.css";
 import { Toast, attempt } from "./toast";
@@ -19,6 +21,8 @@ const PAGES = [
   ["/submit", "Submit"],
   ["/compare", "Compare"],
   ["/nodes", "Devices"],
+  ["/quota", "Quota"],
+  ["/webhooks", "Webhooks"],
 ] as const;
 
 const unreachable = signal(false);
@@ -32,6 +36,8 @@ function Page() {
   if (path === "/submit") return <SubmitPage />;
   if (path === "/compare") return <ComparePage />;
   if (path === "/nodes") return <NodesPage />;
+  if (path === "/quota") return <QuotaPage />;
+  if (path === "/webhooks") return <WebhooksPage />;
   return <JobsPage />;
 }
 

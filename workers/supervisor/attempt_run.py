@@ -33,6 +33,7 @@ from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
 from workers.supervisor.ending.outcome import AttemptOutcome, may_have_timed_out, name_hang
+from workers.supervisor.gang.clocks import describe_clocks
 from workers.supervisor.gang.followers import Followers
 from workers.supervisor.gang.interfaces import variables_of_node
 from workers.supervisor.gang.outcomes import review_disks, review_lost_part
@@ -46,6 +47,7 @@ from workers.supervisor.limits.limit_watch import open_limit_watch
 from workers.supervisor.link.admission import ExpectedPart, LinkListener
 from workers.supervisor.link.errors import JoinInterrupted
 from workers.supervisor.link.messages import Start
+from workers.supervisor.main_thread_watch import END_SECONDS
 from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.leased_devices import LeasedDevice
@@ -65,6 +67,8 @@ DISK_SECONDS = 30.0
 DISK_RETRY_SECONDS = 0.5
 #: Under which name the report's notes say what was not kept of a script's files.
 FILES_NOTE = "files"
+#: And what they say of clocks.
+CLOCKS_NOTE = "clocks"
 
 
 class AttemptRun:
@@ -114,15 +118,14 @@ class AttemptRun:
             self._serve_rendezvous(port)
             if config.is_gang:
                 meeting = variables_of_node(config.address, *address)
-        devices = {config.part: config.devices}
         if self._link_listener is not None:
             self._followers = self._admit_followers(self._link_listener)
             self._ranks = [*self._ranks, *self._followers.ranks]
-            devices |= self._followers.await_devices()
+            self._followers.await_devices()
         is_complete = self._working_directory is None and checkpoint_settings(config.spec) is None
         if is_complete:
             self._start_ranks(StartMessage(None, meeting=meeting))
-        self._publisher = _open_publisher(config, devices, telemetry_url, self._redactor, self._lease)
+        self._publisher = _open_publisher(config, self.devices, telemetry_url, self._redactor, self._lease)
         if self._working_directory is not None:
             self._listener = _listen_to_descendants(self._working_directory, self._publisher, self._box)
             working_dir.hand_to_ranks(config, self._working_directory, self._box)
@@ -160,6 +163,7 @@ class AttemptRun:
             redactor=self._redactor,
             followers=self._followers,
         ).run()
+        self._lease.main_thread.expect_within(END_SECONDS)
         self._rendezvous_store = None
         lost = self._followers.lost_part if self._followers is not None else None
         return outcome if lost is None else review_lost_part(self._config, outcome, lost, self._lease)
@@ -170,6 +174,8 @@ class AttemptRun:
         assert self._publisher is not None
         if self._followers is not None:
             self._followers.await_sweep()
+            if clocks := describe_clocks(self._config.node, self._followers.clock_offsets):
+                self._publisher.add_record(0, Note(CLOCKS_NOTE, clocks))
         if self._checkpoints is not None:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)
@@ -192,6 +198,12 @@ class AttemptRun:
     def clean(self, value: T) -> T:
         """The same text, or mapping or tuple of texts, without values of the job's secrets."""
         return value if self._redactor is None else self._redactor.clean_tree(value)
+
+    @property
+    def devices(self) -> dict[int, tuple[DeviceRecord, ...]]:
+        """Those of each part: of all of them once `open` has heard of the followers'."""
+        own = {self._config.part: self._config.devices}
+        return own if self._followers is None else own | self._followers.devices
 
     @property
     def device_times(self) -> DeviceTimes | None:

@@ -7,6 +7,8 @@ the last renewal is.
 It polls every `POLL_SECONDS`. When the attempt is older than `SUBSCRIBE_AFTER_SECONDS`, a second thread subscribes to
 the channel on which new commands are announced. While it is subscribed, each renewal brings the commands along, and no
 other poll is sent: polls for thousands of idle attempts would take a core of Redis otherwise.
+
+A main thread that stands still gives the lease up: it is not renewed any more, so that the attempt ends.
 """
 
 import queue
@@ -23,7 +25,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from jobs import store
-from jobs.model.device_history import DeviceMark
+from jobs.model.device_history import AttemptMarks
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.accounts import webhooks
@@ -31,7 +33,8 @@ from jobs.store.accounts.webhooks import PostedFinding
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.supervisor.ending import pending_end
-from workers.supervisor.ending.pending_end import PendingEnd
+from workers.supervisor.ending.pending_end import PendingEnd, divide_marks
+from workers.supervisor.main_thread_watch import END_SECONDS, LOST_SECONDS, MainThreadWatch
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +78,7 @@ class LeaseHolder:
 
     def __init__(self, control: RedisStore, attempt: store.AttemptId, node: str, heartbeat_seconds: float) -> None:
         self._store = control
+        self.main_thread = MainThreadWatch()
         self._attempt = attempt
         self._node = node
         self._heartbeat_seconds = heartbeat_seconds
@@ -163,7 +167,7 @@ class LeaseHolder:
         result: dict[str, Any] | None,
         backoff: float,
         quarantine: dict[int, str] | None = None,
-        measured: dict[int, DeviceMark] | None = None,
+        measured: AttemptMarks | None = None,
         *,
         pending_file: Path,
     ) -> bool:
@@ -186,11 +190,13 @@ class LeaseHolder:
             quarantine=quarantine,
             measured=measured,
         )
+        self.main_thread.expect_within(END_SECONDS)
         self._requests.put(None)
         try:
             return self._send_after_requests(end, SAVE_END_AFTER_SECONDS)
         except Unavailable:
-            pending = PendingEnd(self._claimant, reason, message, error, result, backoff, measured or {})
+            own, others = divide_marks(measured or {})
+            pending = PendingEnd(self._claimant, reason, message, error, result, backoff, own, others)
             self._save_pending_end(pending_file, pending)
         written = self._send_after_requests(end, FINISH_SECONDS)
         pending_file.unlink(missing_ok=True)
@@ -277,6 +283,9 @@ class LeaseHolder:
                     waiting.append(self._requests.get(timeout=self._poll_timeout()))
                 except queue.Empty:
                     waiting.append(_POLL)
+            if self.main_thread.is_overdue:
+                self._give_up()
+                continue
             try:
                 match waiting[0]:
                     case None:
@@ -304,6 +313,24 @@ class LeaseHolder:
                 log.exception("lifeline_failed")  # it goes on: without renewals the fence ends a healthy run
                 threading.Event().wait(next(delays))
         self._closed.set()
+        if self._command is SupervisorCommand.LOST:
+            self._end_ranks_if_stuck()
+
+    def _end_ranks_if_stuck(self) -> None:
+        """End the ranks of a lease that is lost, unless the main thread goes on and does that."""
+        ticks, deadline = self.main_thread.ticks, monotonic() + LOST_SECONDS
+        while self.main_thread.ticks == ticks:
+            if monotonic() > deadline:
+                self.main_thread.on_overdue()
+                return
+            threading.Event().wait(RETRY_SECONDS[0] / 10)
+
+    def _give_up(self) -> None:
+        """Renew the lease no more, and end the ranks. The log's file may be on the storage for which the main thread
+        waits, so it comes last."""
+        self._command = SupervisorCommand.LOST
+        self.main_thread.on_overdue()
+        log.error("main_thread_stands_still")
 
     def _poll_timeout(self) -> float:
         """How long to wait for a request before the next poll."""

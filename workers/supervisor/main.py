@@ -22,13 +22,14 @@ import signal
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic
 
 import structlog
 
 from jobs import store
-from jobs.model.device_history import DeviceMark
+from jobs.model.device_history import AttemptMarks
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store.client import RedisStore
@@ -49,6 +50,7 @@ from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.limits.full_disk import review_failed_start
 from workers.supervisor.link.admission import LinkListener
 from workers.supervisor.link.errors import LinkFailure, NotJoined
+from workers.supervisor.main_thread_watch import START_SECONDS
 from workers.supervisor.process_setup import SupervisorCredentials, own_attempt, read_credentials
 from workers.supervisor.process_sweep import sweep_attempt
 from workers.supervisor.working_dir import BundleUnusable
@@ -79,6 +81,8 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
     port, ranks = fork_waiting_ranks(config, box)
     credentials, lease = open_lease(config, credentials_pipe)
     listener = LinkListener(config.address, config.attempt) if config.is_gang and config.part == 0 else None
+    lease.main_thread.on_overdue = partial(kill_ranks, ranks)
+    lease.main_thread.expect_within(START_SECONDS)
     if not claim_attempt(lease, listener):
         if not discard_ranks(config, directory, ranks, box):
             directory.remove()
@@ -105,7 +109,8 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
 
     survivors = run.clean(sweep_processes(config, directory, box))
     outcome = run.close(outcome)  # before the end is written: a client that sees it finds the whole log and report
-    write_end(config, directory, lease, outcome, survivors, mark_devices(config, run.device_times, outcome))
+    marks = mark_devices(config, run.devices, run.device_times, outcome)
+    write_end(config, directory, lease, outcome, survivors, marks)
     run.dismiss_followers(outcome.reason)
     run.await_shipping()
 
@@ -216,8 +221,7 @@ def discard_ranks(
     config: AttemptConfig, directory: AttemptDirectory, ranks: list[RankHandle], box: Box | None
 ) -> dict[int, str]:
     """End ranks that must not run. Returns the processes that would not die, as `sweep_attempt` does."""
-    for rank in ranks:
-        rank.kill(signal.SIGKILL)
+    kill_ranks(ranks)
     deadline = monotonic() + KILL_SECONDS
     while (alive := [rank for rank in ranks if not rank.reap()]) and monotonic() < deadline:
         await_death(alive, deadline - monotonic())
@@ -225,6 +229,12 @@ def discard_ranks(
     if config.part == 0:
         working_dir.reclaim_storage(config.storage, config.attempt)
     return survivors
+
+
+def kill_ranks(ranks: list[RankHandle]) -> None:
+    """Kill those that live; from any thread."""
+    for rank in ranks:
+        rank.kill(signal.SIGKILL)
 
 
 def sweep_processes(config: AttemptConfig, directory: AttemptDirectory, box: Box | None) -> dict[int, str]:
@@ -246,7 +256,7 @@ def write_end(
     lease: LeaseHolder,
     outcome: AttemptOutcome,
     survivors: dict[int, str],
-    measured: dict[int, DeviceMark] | None = None,
+    measured: AttemptMarks | None = None,
 ) -> None:
     """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead.
     `measured` goes into the devices' history."""

@@ -384,6 +384,7 @@ class RankMonitor:
     # -- what time brings --------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> None:
+        self._lease.main_thread.expect_tick(self._config.lease_seconds)
         if self._followers is not None:
             self._followers.on_tick(now, self._loop)
             for number, steps in self._followers.change_block_size().items():

@@ -45,6 +45,16 @@ def recount_quotas() -> Call[int]:
     return call_function("recount_quotas", int)
 
 
+def list_file_quotas() -> Call[tuple[str, ...]]:
+    """The tenants whose quota limits the bytes of files that their jobs keep."""
+    return call_function("list_file_quotas", lambda reply: tuple(tenant.decode() for tenant in reply))
+
+
+def note_file_bytes(tenant: str, size: int) -> Call[None]:
+    """Note how many bytes the files of a tenant's jobs have now."""
+    return call_function("note_file_bytes", ignore_reply, tenant=tenant, bytes=size)
+
+
 def read_quotas(tenant: str, token: str = "") -> Call[tuple[QuotaUsage, ...]]:
     """What a tenant may use and uses, and, unless it is "", one of its tokens."""
 
@@ -56,7 +66,7 @@ def read_quotas(tenant: str, token: str = "") -> Call[tuple[QuotaUsage, ...]]:
 
 def _read_usage(account: bytes, stored: bytes, *numbers: int) -> QuotaUsage:
     tenant, _, token = account.decode().partition("/")
-    jobs, running, devices, specs, bundles, spent, free_at = numbers
+    jobs, running, devices, specs, bundles, files, spent, free_at = numbers
     used = {
         "jobs": jobs,
         "running": running,
@@ -64,6 +74,7 @@ def _read_usage(account: bytes, stored: bytes, *numbers: int) -> QuotaUsage:
         "device_hours": spent if spent < 0 else spent / _MS_PER_HOUR,
         "spec_bytes": specs,
         "bundle_bytes": bundles,
+        "file_bytes": files,
     }
     quota = msgspec.json.decode(stored, type=Quota) if stored else None
     counted = {name: None if value < 0 else value for name, value in used.items()}
@@ -94,8 +105,10 @@ _LIMIT_WORDS = {
     "devices": "devices at a time",
     "device_hours": "device-hours",
     "spec_bytes": "bytes of stored specs",
+    "file_bytes": "bytes of files of jobs",
 }
 _FREED_BY = {
     "jobs": "there is room when a job ends; wait, or cancel one",
     "spec_bytes": "there is room when a finished job is archived; delete finished jobs that you do not need",
+    "file_bytes": "there is room a minute after jobs are deleted; delete finished jobs that you do not need",
 }

@@ -38,12 +38,10 @@ def name_session(session: str) -> str:
     return hash_secret(session)[:12]
 
 
-def begin_session(session: str, token: str, digest: str) -> Call[None]:
+def begin_session(session: str, token: str, digest: str, seconds: int = SESSION_SECONDS) -> Call[None]:
     """Begin a session of the token with the id `token`, whose secret has the SHA-256 `digest`."""
     owner = f"{token} {_prove_digest(session, digest)}"
-    return call_function(
-        "put_session", ignore_reply, digest=hash_secret(session), owner=owner, ttl_seconds=SESSION_SECONDS
-    )
+    return call_function("put_session", ignore_reply, digest=hash_secret(session), owner=owner, ttl_seconds=seconds)
 
 
 def read_session(session: str) -> Call[SessionOwner | None]:

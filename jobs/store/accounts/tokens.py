@@ -44,12 +44,18 @@ def covers_scope(granted: Iterable[str], wanted: Scope) -> bool:
 
 
 def issue_token(
-    tenant: str, scopes: Iterable[Scope], name: str, *, created: int, expires: int | None = None
+    tenant: str,
+    scopes: Iterable[Scope],
+    name: str,
+    *,
+    created: int,
+    expires: int | None = None,
+    identity: str = "",
 ) -> tuple[str, TokenRecord]:
     """A new token: its text, to be shown once, and what is stored. Times are microseconds since the epoch."""
     token, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     granted = frozenset(str(scope) for scope in scopes)
-    record = TokenRecord(token, tenant, granted, hash_secret(secret), name, created, expires)
+    record = TokenRecord(token, tenant, granted, hash_secret(secret), name, created, expires, identity)
     return f"{PREFIX}_{token}_{secret}", record
 
 
@@ -91,6 +97,11 @@ def verify_secret(record: TokenRecord, secret: str, *, now: int) -> bool:
     return same and not is_expired(record, now=now)
 
 
+def same_text(one: str, other: str) -> bool:
+    """Whether two secrets are the same, in a time that does not tell how much of them is."""
+    return hmac.compare_digest(one.encode(), other.encode("utf-8", "surrogatepass"))
+
+
 def is_expired(record: TokenRecord, *, now: int) -> bool:
     return record.expires is not None and now >= record.expires
 
@@ -107,6 +118,8 @@ def put_token(record: TokenRecord) -> Call[None]:
         "created": record.created,
         "expires": "" if record.expires is None else record.expires,
     }
+    if record.identity:
+        fields["identity"] = record.identity
     flat = [part for pair in fields.items() for part in pair]
     return call_function("put_token", ignore_reply, *flat, token=record.id, tenant=record.tenant)
 

@@ -21,10 +21,22 @@ _MICROSECONDS = 1_000_000
 DeliveryPart = Literal["all", "done", "dead"]
 
 
+class WebhookTarget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What some formats need beside an address: for `github` a repository and the name of a secret with a token, for
+    `email` addresses."""
+
+    repo: str = ""
+    token_secret: str = ""
+    to: tuple[str, ...] = ()
+
+
+NO_TARGET = WebhookTarget()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookRecord:
     """A webhook as it is stored. Times are microseconds since the epoch. `sealed` has what is secret of it, encrypted;
-    `url` shows nothing of that."""
+    `url` shows nothing of that. Until `former_until`, deliveries are signed with the secret before this one as well."""
 
     tenant: str
     id: str
@@ -34,6 +46,8 @@ class WebhookRecord:
     kinds: tuple[str, ...]
     active: bool = True
     sealed: bytes = field(repr=False)
+    target: WebhookTarget = NO_TARGET
+    former_until: int | None = None
     created: int = 0
     updated: int = 0
     delivered: int | None = None
@@ -46,8 +60,8 @@ class WebhookRecord:
     @classmethod
     def from_fields(cls, tenant: str, webhook: str, fields: Fields, waiting: int = 0, dead: int = 0) -> "WebhookRecord":
         text = {key.decode(): value for key, value in fields.items()}
-        words = {key: value.decode() for key, value in text.items() if key != "sealed"}
-        times = {key: int(words[key]) for key in ("delivered", "failing_since") if key in words}
+        words = {key: value.decode() for key, value in text.items() if key not in ("sealed", "target")}
+        times = {key: int(words[key]) for key in ("delivered", "failing_since", "former_until") if key in words}
         return cls(
             tenant=tenant,
             id=webhook,
@@ -57,6 +71,7 @@ class WebhookRecord:
             kinds=tuple(words["kinds"].split()),
             active=words["active"] == "1",
             sealed=text["sealed"],
+            target=msgspec.json.decode(text.get("target", b"{}"), type=WebhookTarget),
             created=int(words["created"]),
             updated=int(words["updated"]),
             problem=words.get("problem", ""),
@@ -151,12 +166,14 @@ def put_webhook(webhook: WebhookRecord) -> Call[None]:
     )
 
 
-def change_webhook(webhook: WebhookRecord) -> Call[None]:
-    """Store what was changed of a webhook. Raises NotFound on execution."""
+def change_webhook(webhook: WebhookRecord, older: bytes) -> Call[bool]:
+    """Store what was changed of a webhook; False where its secret is not `older` any more, what was read before.
+    Raises NotFound on execution."""
 
-    def decode(reply: bytes) -> None:
+    def decode(reply: bytes) -> bool:
         if reply == b"missing":
             raise unknown_webhook(webhook.id)
+        return is_ok(reply)
 
     return call_function(
         "change_webhook",
@@ -166,11 +183,32 @@ def change_webhook(webhook: WebhookRecord) -> Call[None]:
         id=webhook.id,
         kinds=_join_kinds(webhook.kinds),
         active="1" if webhook.active else "",
+        older=older,
+    )
+
+
+def rotate_webhook(webhook: WebhookRecord, sealed: bytes, former_until: int) -> Call[bool]:
+    """Store another secret of a webhook; False where it has changed since it was read. Raises NotFound on execution."""
+
+    def decode(reply: bytes) -> bool:
+        if reply == b"missing":
+            raise unknown_webhook(webhook.id)
+        return is_ok(reply)
+
+    return call_function(
+        "rotate_webhook",
+        decode,
+        tenant=webhook.tenant,
+        id=webhook.id,
+        older=webhook.sealed,
+        sealed=sealed,
+        former_until=former_until,
     )
 
 
 def _flat_fields(webhook: WebhookRecord) -> list[Word]:
-    return ["name", webhook.name, "url", webhook.url, "format", webhook.format, "sealed", webhook.sealed]
+    fields: list[Word] = ["name", webhook.name, "url", webhook.url, "format", webhook.format, "sealed", webhook.sealed]
+    return [*fields, "target", msgspec.json.encode(webhook.target)]
 
 
 def _join_kinds(kinds: Iterable[str]) -> str:

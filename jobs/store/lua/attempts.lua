@@ -9,7 +9,7 @@ do
 -- claimant's any more. The leader alone is told more than whether it is lost; the others are told by the leader.
 function command_for(ref, number, claimant, part)
   part = tonumber(part)
-  local key = attempt_key(ref, number)
+  local key = keys.attempt(ref, number)
   if part > 0 then
     local found = redis.call('HMGET', key, 'state', part_field('state', part), part_field('claimant', part))
     local is_live = found[1] == 'leased' or found[1] == 'claimed'
@@ -17,9 +17,9 @@ function command_for(ref, number, claimant, part)
   end
   local attempt = redis.call('HMGET', key, 'state', 'claimant', 'node', 'profile', 'requeue', 'parts')
   if attempt[1] ~= 'claimed' or attempt[2] ~= claimant then return 'lost' end
-  if read_field(job_key(ref), 'cancel') == '1' then return 'cancel' end
+  if read_field(keys.job(ref), 'cancel') == '1' then return 'cancel' end
   local function must_stop(node)
-    local found = redis.call('HMGET', node_key(node), 'stopping', 'moving')
+    local found = redis.call('HMGET', keys.node(node), 'stopping', 'moving')
     return found[1] == '1' or found[2] == '1'
   end
   if attempt[5] or must_stop(attempt[3]) then return 'stop' end
@@ -30,11 +30,11 @@ end
 -- Gives back what nobody has claimed of an attempt that ends: nothing of it runs. Whoever has claimed a part is notified,
 -- and gives its devices back by its own proof.
 local function leave_parts(ref, number)
-  local key, attempt_ref = attempt_key(ref, number), ref .. '/' .. number
+  local key, attempt_ref = keys.attempt(ref, number), ref .. '/' .. number
   local nodes = nodes_of_attempt(ref, number)
   for i, node in ipairs(nodes) do
     if redis.call('HGET', key, part_field('state', i - 1)) == 'leased' then
-      redis.call('ZREM', OUTBOX_KEY, node .. ' ' .. attempt_ref)
+      redis.call('ZREM', keys.OUTBOX, node .. ' ' .. attempt_ref)
       free_devices(node, attempt_ref, {})
     elseif nodes[2] then
       notify_supervisors(node)
@@ -44,8 +44,8 @@ end
 
 -- Whether a claimant has an attempt, and that is the newest one of its job.
 function holds_newest(ref, number, claimant)
-  local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant')
-  return attempt[1] == 'claimed' and attempt[2] == claimant and read_field(job_key(ref), 'attempt') == number
+  local attempt = redis.call('HMGET', keys.attempt(ref, number), 'state', 'claimant')
+  return attempt[1] == 'claimed' and attempt[2] == claimant and read_field(keys.job(ref), 'attempt') == number
 end
 
 -- What a job says of its newest checkpoint. By hand: cjson would round the time.
@@ -56,7 +56,7 @@ end
 -- Whether an attempt has brought its job further: it has committed a checkpoint. Without one a job begins at its first
 -- step each time, so no attempt brings it further.
 local function made_progress(ref, number)
-  local saved = read_field(job_key(ref), 'checkpoint')
+  local saved = read_field(keys.job(ref), 'checkpoint')
   return saved ~= '' and tonumber(cjson.decode(saved).attempt) == tonumber(number)
 end
 
@@ -80,8 +80,8 @@ STOP_REASONS = {
 -- Asks an attempt that a supervisor has to save and to leave its devices, for a reason of STOP_REASONS. `requeue` is a
 -- reason that earlier versions know as well.
 function ask_to_leave(ref, number, reason)
-  redis.call('HSET', attempt_key(ref, number), 'requeue', 'service_stopped', 'requeue_as', reason)
-  notify_supervisors(read_field(attempt_key(ref, number), 'node'))
+  redis.call('HSET', keys.attempt(ref, number), 'requeue', 'service_stopped', 'requeue_as', reason)
+  notify_supervisors(read_field(keys.attempt(ref, number), 'node'))
 end
 
 -- Bytes of what a job keeps of its end. Supervisors cut it to less: it comes from the program.
@@ -102,12 +102,12 @@ end
 function settle_attempt(ref, number, reason, message, cause, failed, result, backoff_us, max_losses, node)
   if not CAUSES[cause] then error(redis.error_reply('UNKNOWNCAUSE ' .. cause)) end
   message, failed, result = bound_end(message, failed, result)
-  local key, attempt = job_key(ref), attempt_key(ref, number)
+  local key, attempt = keys.job(ref), keys.attempt(ref, number)
   local now = now_us()
   local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed',
     'pool', 'devices', 'nodes')
-  redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
-  redis.call('ZREM', placed_key(job[7]), ref .. '/' .. number)
+  redis.call('SREM', keys.LEASES, ref .. '/' .. number)
+  redis.call('ZREM', keys.placed(job[7]), ref .. '/' .. number)
   stop_charging(job[7], (split_job_ref(ref)), job[8] * (job[9] or 1))
   leave_parts(ref, number)
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))
@@ -160,18 +160,18 @@ end
 -- f: a user cancels. Queued, or leased and not claimed: cancelled at once. Otherwise the supervisor is notified.
 -- Returns 'cancelled' | 'cancelling' | 'again' (it was cancelling already) | 'finished' | 'missing'
 function cancel_job(ref)
-  local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
+  local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'cancel')
   if not job[1] then return 'missing' end
   if job[1] == 'cancelled' then return 'cancelled' end  -- by a cancel whose reply was lost, perhaps
   if is_terminal(job[1]) then return 'finished' end
-  redis.call('HSET', job_key(ref), 'cancel', '1')
+  redis.call('HSET', keys.job(ref), 'cancel', '1')
   if job[1] == 'queued' then
     dequeue(ref)
     unpark(ref)
     move(ref, 'cancelled', 'cancelled_by_user', 'cancelled while queued', {'finished', int(now_us())})
     return 'cancelled'
   end
-  local attempt = redis.call('HMGET', attempt_key(ref, job[2]), 'state', 'node')
+  local attempt = redis.call('HMGET', keys.attempt(ref, job[2]), 'state', 'node')
   if attempt[1] == 'leased' then
     settle_attempt(ref, job[2], 'cancelled_by_user', 'cancelled before it started', 'none', '', '', 0, 0)
     return 'cancelled'

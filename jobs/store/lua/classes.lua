@@ -3,8 +3,8 @@
 
 -- The class of a job, and the set that lists it. `nodes` is false or '1' for a job of one node.
 local function class_of(pool, devices, nodes)
-  if not nodes or tonumber(nodes) == 1 then return devices, queue_classes_key(pool) end
-  return devices .. 'x' .. nodes, gang_classes_key(pool)
+  if not nodes or tonumber(nodes) == 1 then return devices, keys.queue_classes(pool) end
+  return devices .. 'x' .. nodes, keys.gang_classes(pool)
 end
 
 -- Devices that a class wants of each node, and how many nodes.
@@ -14,7 +14,7 @@ local function read_class(class)
 end
 
 local function list_classes(pool)
-  local classes = redis.call('SMEMBERS', queue_classes_key(pool))
-  for _, class in ipairs(redis.call('SMEMBERS', gang_classes_key(pool))) do classes[#classes + 1] = class end
+  local classes = redis.call('SMEMBERS', keys.queue_classes(pool))
+  for _, class in ipairs(redis.call('SMEMBERS', keys.gang_classes(pool))) do classes[#classes + 1] = class end
   return classes
 end

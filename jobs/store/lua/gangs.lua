@@ -7,7 +7,7 @@ local GANG_NODES_FACTOR, GANG_NODES_MORE = 4, 64
 -- together, those of one `topology` are close to each other. '' where it can with none: one of an earlier version knows
 -- no gangs.
 local function read_reach(node)
-  local found = redis.call('HMGET', node_key(node), 'instance', 'reach_said_by', 'reach', 'topology')
+  local found = redis.call('HMGET', keys.node(node), 'instance', 'reach_said_by', 'reach', 'topology')
   if not found[1] or found[1] ~= found[2] then return '', '' end
   return found[3], found[4]
 end

@@ -6,14 +6,14 @@ local BOX_LEVELS = {none = 0, user = 1, full = 2}
 local ACCEPTED_FROM = {any = 0, user = 1, full = 2}
 
 local function read_policy(pool)
-  local found = redis.call('HGET', POLICIES_KEY, pool)
+  local found = redis.call('HGET', keys.POLICIES, pool)
   return found and cjson.decode(found) or {box = 'any', network = 'none'}
 end
 
 -- What a node has said of its box: its level, and whether jobs have a network of their own in it. It counts for the worker
 -- that said it: one of an earlier version, which came in its place, says nothing.
 local function read_box(node)
-  local box = redis.call('HMGET', node_key(node), 'instance', 'box_said_by', 'box', 'box_network')
+  local box = redis.call('HMGET', keys.node(node), 'instance', 'box_said_by', 'box', 'box_network')
   if not box[1] or box[1] ~= box[2] then return 'none', false end
   return box[3], box[4] == '1'
 end

@@ -10,8 +10,8 @@ local MAX_VICTIMS_SEEN = 64
 
 -- Device-microseconds since an attempt has begun, or saved a checkpoint.
 local function work_at_stake(ref, number, devices, now)
-  local since = tonumber(read_field(attempt_key(ref, number), 'created'))
-  local saved = read_field(job_key(ref), 'checkpoint')
+  local since = tonumber(read_field(keys.attempt(ref, number), 'created'))
+  local saved = read_field(keys.job(ref), 'checkpoint')
   local checkpoint = saved ~= '' and cjson.decode(saved)
   if checkpoint and tostring(checkpoint.attempt) == number then since = math.max(since, tonumber(checkpoint.at)) end
   return math.max(0, now - since) * devices
@@ -20,14 +20,14 @@ end
 -- What attempts of a lower priority than a job have on nodes: {leaving = devices, victims = {{devices, ...}...}} by node.
 local function find_lower(pool, priority)
   local now, found = now_us(), {}
-  local lower = redis.call('ZRANGEBYSCORE', placed_key(pool), '-inf', '(' .. priority, 'LIMIT', 0, MAX_VICTIMS_SEEN)
+  local lower = redis.call('ZRANGEBYSCORE', keys.placed(pool), '-inf', '(' .. priority, 'LIMIT', 0, MAX_VICTIMS_SEEN)
   for _, attempt_ref in ipairs(lower) do
     local ref, number = split_attempt_ref(attempt_ref)
-    if redis.call('SISMEMBER', LEASES_KEY, attempt_ref) == 0 then  -- an earlier version has ended it
-      redis.call('ZREM', placed_key(pool), attempt_ref)
+    if redis.call('SISMEMBER', keys.LEASES, attempt_ref) == 0 then  -- an earlier version has ended it
+      redis.call('ZREM', keys.placed(pool), attempt_ref)
     else
-      local job = redis.call('HMGET', job_key(ref), 'preemptions', 'cancel', 'priority', 'devices', 'nodes')
-      local leaves = job[2] == '1' or redis.call('HEXISTS', attempt_key(ref, number), 'requeue') == 1
+      local job = redis.call('HMGET', keys.job(ref), 'preemptions', 'cancel', 'priority', 'devices', 'nodes')
+      local leaves = job[2] == '1' or redis.call('HEXISTS', keys.attempt(ref, number), 'requeue') == 1
       local devices, nodes = tonumber(job[4]), tonumber(job[5] or 1)
       local victim = {ref = ref, number = number, devices = devices, priority = tonumber(job[3]),
         lost = work_at_stake(ref, number, devices * nodes, now)}
@@ -47,7 +47,7 @@ end
 -- Attempts of a node that have to leave so that enough devices are free there, those of the lowest priority and with the
 -- least work at stake, and no more than needed; nothing where that is not enough.
 local function choose_victims(node, there, devices)
-  local missing = devices - redis.call('ZCARD', free_devices_key(node)) - there.leaving
+  local missing = devices - redis.call('ZCARD', keys.free_devices(node)) - there.leaving
   table.sort(there.victims, function(one, other)
     if one.priority ~= other.priority then return one.priority < other.priority end
     return one.lost < other.lost
@@ -72,12 +72,12 @@ local function choose_victims(node, there, devices)
 end
 
 local function preempt(victim)
-  redis.call('HINCRBY', job_key(victim.ref), 'preemptions', 1)
+  redis.call('HINCRBY', keys.job(victim.ref), 'preemptions', 1)
   local attempt_ref = victim.ref .. '/' .. victim.number
-  if read_field(attempt_key(victim.ref, victim.number), 'state') == 'leased' then
+  if read_field(keys.attempt(victim.ref, victim.number), 'state') == 'leased' then
     return settle_attempt(victim.ref, victim.number, 'preempted', STOP_REASONS.preempted, 'stop', '', '', 0, 0)
   end
-  local job = redis.call('HMGET', job_key(victim.ref), 'state', 'reason')
+  local job = redis.call('HMGET', keys.job(victim.ref), 'state', 'reason')
   move(victim.ref, job[1], job[2], 'a job of a higher priority takes its devices; it saves what it has done')
   ask_to_leave(victim.ref, victim.number, 'preempted')
 end

@@ -2,40 +2,40 @@
 -- tenant has one of its own in a class (`shares.lua`), from which the job is taken whose turn it is.
 
 local function enqueue(ref)
-  local pool, devices, score, nodes = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score', 'nodes'))
+  local pool, devices, score, nodes = unpack(redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'score', 'nodes'))
   local class, classes = class_of(pool, devices, nodes)
-  redis.call('ZADD', queue_key(pool, class), score, ref)
+  redis.call('ZADD', keys.queue(pool, class), score, ref)
   redis.call('SADD', classes, class)
   queue_for_tenant(pool, class, ref, score)
   -- While no node has room, only what frees devices can make a dispatch worth its while, and that wakes by itself.
   local last = tonumber(nodes or 1) - 1
-  local room = redis.call('ZREVRANGE', free_nodes_key(pool), last, last, 'WITHSCORES')
+  local room = redis.call('ZREVRANGE', keys.free_nodes(pool), last, last, 'WITHSCORES')
   if tonumber(room[2] or 0) >= tonumber(devices) then wake_scheduler() end
 end
 
 -- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended or its time has
 -- not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
 local function queue_job(ref, reason, message, extra)
-  local suspended, start_after = unpack(redis.call('HMGET', job_key(ref), 'suspended', 'start_after'))
+  local suspended, start_after = unpack(redis.call('HMGET', keys.job(ref), 'suspended', 'start_after'))
   if suspended == '1' then return move(ref, 'queued', 'suspended', '', extra) end
   if start_after and tonumber(start_after) > now_us() then
     move(ref, 'queued', 'waiting_for_time', '', extra)
-    return redis.call('ZADD', TIMED_KEY, start_after, ref)
+    return redis.call('ZADD', keys.TIMED, start_after, ref)
   end
   move(ref, 'queued', reason, message, extra)
   enqueue(ref)
 end
 
 local function dequeue(ref)
-  local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes')
+  local fields = redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes')
   local class, classes = class_of(unpack(fields))
-  local key = queue_key(fields[1], class)
+  local key = keys.queue(fields[1], class)
   redis.call('ZREM', key, ref)
-  redis.call('ZREM', BACKOFF_KEY, ref)
-  redis.call('ZREM', TIMED_KEY, ref)
-  redis.call('ZREM', tenant_queue_key(fields[1], class, (split_job_ref(ref))), ref)
+  redis.call('ZREM', keys.BACKOFF, ref)
+  redis.call('ZREM', keys.TIMED, ref)
+  redis.call('ZREM', keys.tenant_queue(fields[1], class, (split_job_ref(ref))), ref)
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
-  local hold = hold_key(fields[1])
+  local hold = keys.hold(fields[1])
   if read_field(hold, 'ref') == ref then redis.call('DEL', hold) end
 end
 
@@ -50,7 +50,7 @@ local function back_off(ref, cause, before, backoff_us, message)
   local wait = math.min(backoff_us * CAUSES[cause].growth ^ math.min(before, MAX_DOUBLINGS), MAX_BACKOFF_US)
   local due = int(now_us() + wait)
   move(ref, 'queued', 'backing_off', message, {'retry_at', due, unpack(UNPLACED)})
-  redis.call('ZADD', BACKOFF_KEY, due, ref)
+  redis.call('ZADD', keys.BACKOFF, due, ref)
 end
 
 -- The sum of the scores of that many members of a sorted set: nodes are many, but the counts of devices that they have
@@ -68,31 +68,34 @@ end
 -- Whether a node has said that a disk of it has less free space than the service keeps for itself. It counts for the worker
 -- that said it: one of an earlier version, which came in its place, says nothing.
 local function has_low_disk(node)
-  local found = redis.call('HMGET', node_key(node), 'low', 'low_said_by', 'instance')
+  local found = redis.call('HMGET', keys.node(node), 'low', 'low_said_by', 'instance')
   return (found[1] or '') ~= '' and found[2] == found[3]
 end
 
 -- What room the nodes of a pool have that take work: {free devices, largest gap, nodes, devices in all}, and how many
 -- nodes take none because a disk of theirs is low.
 local function pool_room(pool)
-  local free, size = free_nodes_key(pool), node_sizes_key(pool)
+  local free, size = keys.free_nodes(pool), keys.node_sizes(pool)
   local nodes, all = redis.call('ZCARD', free), redis.call('ZCARD', size)
   local total, low = sum_of_scores(size, all), 0
   if nodes < all then
     for _, node in ipairs(redis.call('ZDIFF', 2, size, free)) do
       total = total - redis.call('ZSCORE', size, node)
-      if read_field(node_key(node), 'alive') == '1' and has_low_disk(node) then low = low + 1 end
+      if read_field(keys.node(node), 'alive') == '1' and has_low_disk(node) then low = low + 1 end
     end
   end
   local largest = redis.call('ZREVRANGE', free, 0, 0, 'WITHSCORES')[2]
   return {sum_of_scores(free, nodes), tonumber(largest or 0), nodes, total, low}
 end
 
--- How many jobs of a pool come before the one with a score.
-local function jobs_ahead(pool, score)
+-- How many jobs of a pool come before the one with a score in any case: those of a higher priority, and those of its own
+-- tenant that came earlier. Whether others of its priority do depends on what is used until then (`shares.lua`).
+local function jobs_ahead(pool, score, tenant)
+  local level = int(math.floor(tonumber(score) / LEVEL) * LEVEL)
   local ahead = 0
   for _, class in ipairs(list_classes(pool)) do
-    ahead = ahead + redis.call('ZCOUNT', queue_key(pool, class), '-inf', '(' .. score)
+    ahead = ahead + redis.call('ZCOUNT', keys.queue(pool, class), '-inf', '(' .. level)
+      + redis.call('ZCOUNT', keys.tenant_queue(pool, class, tenant), level, '(' .. score)
   end
   return ahead
 end
@@ -100,6 +103,6 @@ end
 -- What the queue of a job looks like if it waits there, as several values: ahead, free, largest gap, live nodes, total,
 -- nodes whose disk is low.
 local function queue_view(ref)
-  local job = redis.call('HMGET', job_key(ref), 'state', 'pool', 'score')
-  if job[1] == 'queued' then return jobs_ahead(job[2], job[3]), unpack(pool_room(job[2])) end
+  local job = redis.call('HMGET', keys.job(ref), 'state', 'pool', 'score')
+  if job[1] == 'queued' then return jobs_ahead(job[2], job[3], (split_job_ref(ref))), unpack(pool_room(job[2])) end
 end

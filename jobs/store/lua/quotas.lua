@@ -19,6 +19,9 @@ function refuse_submit(tenant, token, devices, spec_bytes)
     if quota.devices and devices > quota.devices then return refusal('devices', usage.devices, true) end
     if quota.running == 0 then return refusal('running', usage.running, true) end
     if quota.device_hours == 0 then return refusal('device_hours', 0, true) end
+    if quota.file_bytes and (usage.file_bytes or 0) >= quota.file_bytes then
+      return refusal('file_bytes', usage.file_bytes or 0, quota.file_bytes == 0)
+    end
     for limit, more in pairs({jobs = 1, spec_bytes = spec_bytes}) do
       if quota[limit] and usage[limit] + more > quota[limit] then
         return refusal(limit, usage[limit], more > quota[limit])
@@ -49,18 +52,18 @@ end
 
 local function park(ref, account, score, why)
   dequeue(ref)
-  redis.call('ZADD', parked_key(account), score, ref)
-  redis.call('SADD', PARKED_KEY, account)
+  redis.call('ZADD', keys.parked(account), score, ref)
+  redis.call('SADD', keys.PARKED, account)
   move(ref, 'queued', 'waiting_for_quota', why, {'parked', account})
 end
 
 -- Takes a job out of those that are parked, if it is one.
 function unpark(ref)
-  local account = read_field(job_key(ref), 'parked')
+  local account = read_field(keys.job(ref), 'parked')
   if account == '' then return end
-  redis.call('HDEL', job_key(ref), 'parked')
-  redis.call('ZREM', parked_key(account), ref)
-  if redis.call('EXISTS', parked_key(account)) == 0 then redis.call('SREM', PARKED_KEY, account) end
+  redis.call('HDEL', keys.job(ref), 'parked')
+  redis.call('ZREM', keys.parked(account), ref)
+  if redis.call('EXISTS', keys.parked(account)) == 0 then redis.call('SREM', keys.PARKED, account) end
 end
 
 local function put_back(ref)
@@ -70,12 +73,12 @@ end
 
 -- All jobs that are parked for an account, into their queues: its quota has changed, and dispatch looks at them again.
 function put_back_all(account)
-  for _, ref in ipairs(redis.call('ZRANGE', parked_key(account), 0, -1)) do put_back(ref) end
+  for _, ref in ipairs(redis.call('ZRANGE', keys.parked(account), 0, -1)) do put_back(ref) end
 end
 
 -- Whether as many nodes of the job's pool as it wants have as many free devices.
 local function has_pool_room(pool, devices, nodes)
-  local room = redis.call('ZREVRANGE', free_nodes_key(pool), nodes - 1, nodes - 1, 'WITHSCORES')
+  local room = redis.call('ZREVRANGE', keys.free_nodes(pool), nodes - 1, nodes - 1, 'WITHSCORES')
   return tonumber(room[2] or 0) >= devices
 end
 
@@ -83,8 +86,8 @@ end
 -- to wait on: those behind it wait too, or a large job would never start. One that the quota can never start holds up none.
 local function release_account(account, max_jobs, released)
   local quota, jobs, taken = read_quota(account), 0, 0
-  for _, ref in ipairs(redis.call('ZRANGE', parked_key(account), 0, MAX_PARKED - 1)) do
-    local pool, devices, nodes, score = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes', 'score'))
+  for _, ref in ipairs(redis.call('ZRANGE', keys.parked(account), 0, MAX_PARKED - 1)) do
+    local pool, devices, nodes, score = unpack(redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes', 'score'))
     local all_devices = devices * (nodes or 1)
     local why, is_never = find_full_quota(account, quota, all_devices, jobs, taken)
     if jobs == max_jobs or why and not is_never then return tonumber(score) end
@@ -99,13 +102,13 @@ end
 -- For a dispatch: puts back what may start again. Returns the function that says of the first job of a class whether its
 -- accounts let it start: 'go' | 'parked' | 'later' (it parked enough for one call).
 function release_parked(max_jobs)
-  if redis.call('EXISTS', QUOTAS_KEY) == 0 then return function() return 'go' end end
+  if redis.call('EXISTS', keys.QUOTAS) == 0 then return function() return 'go' end end
   local waiting, released, parked = {}, {}, 0
-  for _, account in ipairs(redis.call('SMEMBERS', PARKED_KEY)) do
+  for _, account in ipairs(redis.call('SMEMBERS', keys.PARKED)) do
     waiting[account] = release_account(account, max_jobs, released)
   end
   return function(head)
-    local token, devices, nodes = unpack(redis.call('HMGET', job_key(head.ref), 'token', 'devices', 'nodes'))
+    local token, devices, nodes = unpack(redis.call('HMGET', keys.job(head.ref), 'token', 'devices', 'nodes'))
     for _, each in ipairs(quotas_of(split_job_ref(head.ref), token)) do
       local account, quota = unpack(each)
       local why, is_never = find_full_quota(account, quota, devices * (nodes or 1), 0, 0)

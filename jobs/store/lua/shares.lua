@@ -14,9 +14,9 @@ local AHEAD_SECONDS = 60
 local LEVEL, RANKS = 2 ^ 45, 2 ^ 29
 
 local function read_account(pool, tenant)
-  local used, at, devices = string.match(read_field(pool_use_key(pool), tenant), '^(%S+) (%d+) (%d+)$')
+  local used, at, devices = string.match(read_field(keys.pool_use(pool), tenant), '^(%S+) (%d+) (%d+)$')
   return {used = tonumber(used or 0), at = tonumber(at or 0), devices = tonumber(devices or 0),
-    weight = tonumber(redis.call('HGET', WEIGHTS_KEY, tenant) or 1)}
+    weight = tonumber(redis.call('HGET', keys.WEIGHTS, tenant) or 1)}
 end
 
 -- Brings an account up to now. Where the clock was set back, no time has passed.
@@ -28,12 +28,12 @@ end
 
 local function write_account(pool, tenant, account)
   local text = string.format('%.17g', account.used) .. ' ' .. int(account.at) .. ' ' .. int(account.devices)
-  redis.call('HSET', pool_use_key(pool), tenant, text)
+  redis.call('HSET', keys.pool_use(pool), tenant, text)
 end
 
 -- A tenant gets devices of a pool, or (fewer than 0) has them no more.
-local function charge_account(pool, tenant, account, devices)
-  settle_account(account, now_us())
+local function charge_account(pool, tenant, account, devices, now)
+  settle_account(account, now)
   account.devices = math.max(0, account.devices + devices)
   write_account(pool, tenant, account)
 end
@@ -56,29 +56,29 @@ local function turn_of(score, rank) return math.floor(tonumber(score) / LEVEL) *
 -- Writes the turns of a tenant that has used another amount than before, in all classes of a pool.
 local function renew_turns(pool, tenant, rank)
   for _, class in ipairs(list_classes(pool)) do
-    local turn = redis.call('ZSCORE', turns_key(pool, class), tenant)
-    if turn then redis.call('ZADD', turns_key(pool, class), int(turn_of(turn, rank)), tenant) end
+    local turn = redis.call('ZSCORE', keys.turns(pool, class), tenant)
+    if turn then redis.call('ZADD', keys.turns(pool, class), int(turn_of(turn, rank)), tenant) end
   end
 end
 
 -- An attempt of a job has ended, and its tenant pays for its devices no longer.
 local function stop_charging(pool, tenant, devices)
   local account = read_account(pool, tenant)
-  charge_account(pool, tenant, account, -devices)
+  charge_account(pool, tenant, account, -devices, now_us())
   renew_turns(pool, tenant, rank_of(account))
 end
 
 local function queue_for_tenant(pool, class, ref, score, account)
   local tenant = split_job_ref(ref)
-  redis.call('ZADD', tenant_queue_key(pool, class, tenant), score, ref)
+  redis.call('ZADD', keys.tenant_queue(pool, class, tenant), score, ref)
   local turn = turn_of(score, rank_of(account or read_account(pool, tenant)))
-  redis.call('ZADD', turns_key(pool, class), 'LT', int(turn), tenant)
+  redis.call('ZADD', keys.turns(pool, class), 'LT', int(turn), tenant)
 end
 
 -- Queues jobs of a class for their tenants that a process of an earlier version may have queued, which knows no tenants'
 -- queues. Returns whether there are any.
 local function adopt_jobs(pool, class, from, count)
-  local found = redis.call('ZRANGE', queue_key(pool, class), from, from + count - 1, 'WITHSCORES')
+  local found = redis.call('ZRANGE', keys.queue(pool, class), from, from + count - 1, 'WITHSCORES')
   local accounts = {}
   for i = 1, #found, 2 do
     local tenant = split_job_ref(found[i])
@@ -102,7 +102,7 @@ local ADOPTED_AT_ONCE, MAX_TIES = 256, 16
 -- The first job of a tenant in a class, with its score. What an earlier version has taken out of the queue of the class is
 -- taken out of the tenant's as well.
 local function first_of_tenant(pool, class, tenant)
-  local key, queue = tenant_queue_key(pool, class, tenant), queue_key(pool, class)
+  local key, queue = keys.tenant_queue(pool, class, tenant), keys.queue(pool, class)
   while true do
     local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
     if not first[1] or redis.call('ZSCORE', queue, first[1]) then return unpack(first) end
@@ -113,11 +113,11 @@ end
 -- The job of a class whose turn it is: {ref, tenant, score, turn, alone, devices, nodes, class}; `alone`: no other tenant
 -- waits in the class. `accounts` has those accounts of the pool that were read before, and gets the others.
 function first_job(pool, class, accounts)
-  local turns = turns_key(pool, class)
+  local turns = keys.turns(pool, class)
   local function read_first(tenant, alone)
     local ref, score
     if alone then
-      ref, score = unpack(redis.call('ZRANGE', queue_key(pool, class), 0, 0, 'WITHSCORES'))
+      ref, score = unpack(redis.call('ZRANGE', keys.queue(pool, class), 0, 0, 'WITHSCORES'))
       if ref and split_job_ref(ref) ~= tenant then return adopt_jobs(pool, class, 0, ADOPTED_AT_ONCE) end
     else
       ref, score = first_of_tenant(pool, class, tenant)

@@ -3,10 +3,10 @@
 -- All that is kept of a finished job: {job fields, spec, attempt fields...}; {} when there is no such job, or it has not
 -- ended.
 local function read_snapshot(ref)
-  local job = redis.call('HMGET', job_key(ref), 'state', 'attempt')
+  local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt')
   if not job[1] or not is_terminal(job[1]) then return {} end
-  local reply = {redis.call('HGETALL', job_key(ref)), redis.call('GET', spec_key(ref)) or ''}
-  for number = 1, tonumber(job[2]) do reply[number + 2] = redis.call('HGETALL', attempt_key(ref, number)) end
+  local reply = {redis.call('HGETALL', keys.job(ref)), redis.call('GET', keys.spec(ref)) or ''}
+  for number = 1, tonumber(job[2]) do reply[number + 2] = redis.call('HGETALL', keys.attempt(ref, number)) end
   return reply
 end
 
@@ -15,7 +15,7 @@ local function job_matcher(state, pool, label, value, name)
   -- What labels have in them, being JSON, if this is one of them; '' where that is not sure.
   local words = label ~= '' and not string.find(value, '["\\]') and '"' .. label .. '":"' .. value .. '"' or ''
   return function(ref)
-    local job = redis.call('HMGET', job_key(ref), 'state', 'pool', 'name', 'labels')
+    local job = redis.call('HMGET', keys.job(ref), 'state', 'pool', 'name', 'labels')
     if state ~= '' and job[1] ~= state or pool ~= '' and job[2] ~= pool or name ~= '' and job[3] ~= name then return false end
     if words ~= '' then return string.find(job[4], words, 1, true) ~= nil end
     return label == '' or cjson.decode(job[4])[label] == value
@@ -31,14 +31,14 @@ end
 -- them: an attempt that is unknown counts as ended. What becomes of its Idempotency-Key is the caller's to say.
 local function forget_job(ref)
   local tenant, id = split_job_ref(ref)
-  local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'bundle', 'name')
-  for number = 1, tonumber(job[2]) do redis.call('DEL', attempt_key(ref, number)) end
+  local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'bundle', 'name')
+  for number = 1, tonumber(job[2]) do redis.call('DEL', keys.attempt(ref, number)) end
   count_forgotten(ref)
-  redis.call('ZREM', jobs_key(tenant), id)
-  redis.call('ZREM', jobs_in_state_key(tenant, job[1]), id)
-  redis.call('ZREM', names_key(tenant), name_digest(job[4]) .. id)
-  redis.call('ZREM', FINISHED_KEY, ref)
-  redis.call('DEL', job_key(ref), spec_key(ref))
+  redis.call('ZREM', keys.jobs(tenant), id)
+  redis.call('ZREM', keys.jobs_in_state(tenant, job[1]), id)
+  redis.call('ZREM', keys.names(tenant), name_digest(job[4]) .. id)
+  redis.call('ZREM', keys.FINISHED, ref)
+  redis.call('DEL', keys.job(ref), keys.spec(ref))
   publish_change(ref)
   if job[3] and job[3] ~= '' then use_bundle(tenant .. '/' .. job[3], -1) end  -- it was there while the job was
 end

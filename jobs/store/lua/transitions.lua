@@ -30,14 +30,14 @@ end
 
 -- Every change of a job that users see grows its version.
 local function grow_version(ref)
-  redis.call('HINCRBY', job_key(ref), 'version', 1)
+  redis.call('HINCRBY', keys.job(ref), 'version', 1)
   publish_change(ref)
 end
 
 -- The one place where a job changes its state. `extra` is a flat list of further fields. A job that stays in its state,
 -- which must not be a terminal one, gets another reason or message.
 local function move(ref, state, reason, message, extra)
-  local key = job_key(ref)
+  local key = keys.job(ref)
   local tenant, id = split_job_ref(ref)
   local before = read_field(key, 'state')
   local allowed = TRANSITIONS[before] or {}
@@ -45,8 +45,8 @@ local function move(ref, state, reason, message, extra)
     error(redis.error_reply('ILLEGALMOVE job ' .. ref .. ' is ' .. before .. ' and cannot become ' .. state))
   end
   if before ~= state then
-    if before ~= '' then redis.call('ZREM', jobs_in_state_key(tenant, before), id) end
-    redis.call('ZADD', jobs_in_state_key(tenant, state), 0, id)
+    if before ~= '' then redis.call('ZREM', keys.jobs_in_state(tenant, before), id) end
+    redis.call('ZADD', keys.jobs_in_state(tenant, state), 0, id)
   end
   redis.call('HDEL', key, 'retry_at')  -- of a wait that is over; `back_off` writes that of a new one
   redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
@@ -55,6 +55,6 @@ local function move(ref, state, reason, message, extra)
   if before ~= state then post_job_event(ref, before) end
   if is_terminal(state) then
     redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended')  -- of the queue only
-    redis.call('ZADD', FINISHED_KEY, int(now_us()), ref)
+    redis.call('ZADD', keys.FINISHED, int(now_us()), ref)
   end
 end

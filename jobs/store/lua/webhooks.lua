@@ -33,12 +33,12 @@ end
 function follow_nodes(webhook, wanted)
   local follows = string.find(wanted, ' * ', 1, true) or string.find(wanted, ' node.', 1, true)
     or string.find(wanted, ' device.', 1, true)
-  redis.call(follows and 'SADD' or 'SREM', FLEET_WEBHOOKS_KEY, webhook)
+  redis.call(follows and 'SADD' or 'SREM', keys.FLEET_WEBHOOKS, webhook)
 end
 
 -- The ids of a tenant's webhooks that want events of a kind. Most tenants have none, and pay for one look.
 local function find_webhooks(tenant, kind)
-  local stored, found = redis.call('HGETALL', webhooks_key(tenant)), {}
+  local stored, found = redis.call('HGETALL', keys.webhooks(tenant)), {}
   for i = 1, #stored, 2 do
     if wants_event(stored[i + 1], kind) then found[#found + 1] = stored[i] end
   end
@@ -47,24 +47,24 @@ end
 
 -- Takes a delivery out of everything. It waits for nothing: it has arrived, or was given up.
 function drop_delivery(tenant, webhook, id)
-  local event = redis.call('HGET', delivery_key('events', webhook), id)
-  redis.call('HDEL', delivery_key('events', webhook), id)
-  redis.call('HDEL', delivery_key('states', webhook), id)
-  for _, part in ipairs({'all', 'done', 'dead'}) do redis.call('ZREM', delivery_key(part, webhook), id) end
-  if event then redis.call('HINCRBY', outbox_key(tenant), 'bytes', -#event - DELIVERY_BYTES) end
+  local event = redis.call('HGET', keys.delivery('events', webhook), id)
+  redis.call('HDEL', keys.delivery('events', webhook), id)
+  redis.call('HDEL', keys.delivery('states', webhook), id)
+  for _, part in ipairs({'all', 'done', 'dead'}) do redis.call('ZREM', keys.delivery(part, webhook), id) end
+  if event then redis.call('HINCRBY', keys.webhook_outbox(tenant), 'bytes', -#event - DELIVERY_BYTES) end
 end
 
 -- Whether a tenant has room for so many bytes more. What has arrived goes first, then dead letters, the oldest first;
 -- what still waits stays.
 local function make_room(tenant, bytes)
   local function has_room()
-    return tonumber(redis.call('HGET', outbox_key(tenant), 'bytes') or 0) + bytes <= MAX_OUTBOX_BYTES
+    return tonumber(redis.call('HGET', keys.webhook_outbox(tenant), 'bytes') or 0) + bytes <= MAX_OUTBOX_BYTES
   end
   if has_room() then return true end
   for _, part in ipairs({'done', 'dead'}) do
-    for _, id in ipairs(redis.call('HKEYS', webhooks_key(tenant))) do
+    for _, id in ipairs(redis.call('HKEYS', keys.webhooks(tenant))) do
       local webhook = tenant .. '/' .. id
-      for _, delivery in ipairs(redis.call('ZRANGE', delivery_key(part, webhook), 0, -1)) do
+      for _, delivery in ipairs(redis.call('ZRANGE', keys.delivery(part, webhook), 0, -1)) do
         drop_delivery(tenant, webhook, delivery)
         if has_room() then return true end
       end
@@ -75,21 +75,21 @@ end
 
 -- When the next delivery of a webhook is due, or when its pause is over. One that is not active sends nothing.
 function refresh_webhook(webhook)
-  local fields = redis.call('HMGET', webhook_key(webhook), 'active', 'paused_until')
-  local first = redis.call('ZRANGE', delivery_key('due', webhook), 0, 0, 'WITHSCORES')
+  local fields = redis.call('HMGET', keys.webhook(webhook), 'active', 'paused_until')
+  local first = redis.call('ZRANGE', keys.delivery('due', webhook), 0, 0, 'WITHSCORES')
   if fields[1] == '1' and first[2] then
-    redis.call('ZADD', WEBHOOK_DUE_KEY, int(math.max(tonumber(first[2]), tonumber(fields[2] or 0))), webhook)
+    redis.call('ZADD', keys.WEBHOOK_DUE, int(math.max(tonumber(first[2]), tonumber(fields[2] or 0))), webhook)
   else
-    redis.call('ZREM', WEBHOOK_DUE_KEY, webhook)
+    redis.call('ZREM', keys.WEBHOOK_DUE, webhook)
   end
 end
 
 -- Puts a delivery into its lane, where its id says.
 function enqueue_delivery(webhook, subject, id, now)
-  redis.call('HSET', delivery_key('states', webhook), id,
+  redis.call('HSET', keys.delivery('states', webhook), id,
     cjson.encode({state = 'waiting', tries = 0, since_ms = math.floor(now / 1000)}))
-  redis.call('ZADD', delivery_key('queue', webhook), 0, subject .. ' ' .. id)
-  redis.call('ZADD', delivery_key('due', webhook), 'NX', int(now), subject)
+  redis.call('ZADD', keys.delivery('queue', webhook), 0, subject .. ' ' .. id)
+  redis.call('ZADD', keys.delivery('due', webhook), 'NX', int(now), subject)
   refresh_webhook(webhook)
   wake_sender()
 end
@@ -98,21 +98,21 @@ end
 -- how many are missing before it.
 function post_delivery(tenant, webhook_id, kind, subject, data)
   local webhook, now = tenant .. '/' .. webhook_id, now_us()
-  local missed = redis.call('HGET', webhook_key(webhook), 'missed') or '0'
+  local missed = redis.call('HGET', keys.webhook(webhook), 'missed') or '0'
   local event = '{"kind":"' .. kind .. '","subject":"' .. subject .. '","at":' .. int(now) .. ',"missed":' .. missed
     .. ',"data":' .. data .. '}'
   if not make_room(tenant, #event + DELIVERY_BYTES) then
-    redis.call('HINCRBY', webhook_key(webhook), 'missed', 1)
-    redis.call('HINCRBY', webhook_key(webhook), 'missed_ever', 1)
+    redis.call('HINCRBY', keys.webhook(webhook), 'missed', 1)
+    redis.call('HINCRBY', keys.webhook(webhook), 'missed_ever', 1)
     return nil
   end
-  redis.call('HINCRBY', outbox_key(tenant), 'bytes', #event + DELIVERY_BYTES)
+  redis.call('HINCRBY', keys.webhook_outbox(tenant), 'bytes', #event + DELIVERY_BYTES)
   -- A counter for the order; the time, since a service that was restored from a back-up counts some numbers again.
-  local number = redis.call('HINCRBY', outbox_key(tenant), 'number', 1)
+  local number = redis.call('HINCRBY', keys.webhook_outbox(tenant), 'number', 1)
   local id = string.format('%010x-%s-%s', number, id_at(now), string.sub(webhook_id, -8))
-  redis.call('HDEL', webhook_key(webhook), 'missed')
-  redis.call('HSET', delivery_key('events', webhook), id, event)
-  redis.call('ZADD', delivery_key('all', webhook), 0, id)
+  redis.call('HDEL', keys.webhook(webhook), 'missed')
+  redis.call('HSET', keys.delivery('events', webhook), id, event)
+  redis.call('ZADD', keys.delivery('all', webhook), 0, id)
   enqueue_delivery(webhook, subject, id, now)
   return id
 end
@@ -126,8 +126,8 @@ end
 -- A job has changed its state. Its fields are the new ones already.
 function post_job_event(ref, before)
   local tenant, id = split_job_ref(ref)
-  if redis.call('EXISTS', webhooks_key(tenant)) == 0 then return end
-  local job = redis.call('HMGET', job_key(ref),
+  if redis.call('EXISTS', keys.webhooks(tenant)) == 0 then return end
+  local job = redis.call('HMGET', keys.job(ref),
     'state', 'reason', 'message', 'name', 'pool', 'labels', 'attempt', 'version', 'cancel')
   local kind = 'job.' .. job[1]
   local webhooks = find_webhooks(tenant, kind)
@@ -143,12 +143,12 @@ end
 -- Something has happened to a node, or (`device` is its index, else '') to one of its devices: everybody may see nodes.
 function post_node_event(kind, node, device, reason)
   local tenants = {}
-  for _, webhook in ipairs(redis.call('SMEMBERS', FLEET_WEBHOOKS_KEY)) do
+  for _, webhook in ipairs(redis.call('SMEMBERS', keys.FLEET_WEBHOOKS)) do
     tenants[string.match(webhook, '^[^/]+')] = true
   end
   if not next(tenants) then return end
   local data = string.format('{"node":%s,"pool":%s,"device":%s,"reason":%s}', cjson.encode(node),
-    cjson.encode(read_field(node_key(node), 'pool')), device ~= '' and device or 'null',
+    cjson.encode(read_field(keys.node(node), 'pool')), device ~= '' and device or 'null',
     cjson.encode(cut_text(reason, MAX_EVENT_MESSAGE_BYTES)))
   for tenant in pairs(tenants) do post_event(tenant, kind, 'node:' .. node, data) end
 end

@@ -57,6 +57,9 @@ def set_command(
     window_hours: Annotated[int | None, typer.Option(help="The window; 24 by default.", show_default=False)] = None,
     spec_bytes: Annotated[int | None, typer.Option(help="Bytes of stored specs.", show_default=False)] = None,
     bundle_bytes: Annotated[int | None, typer.Option(help="Bytes of bundles.", show_default=False)] = None,
+    file_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of logs, artifacts and checkpoints.", show_default=False)
+    ] = None,
     token_id: TokenId = None,
     url: Url = None,
     token: Token = None,
@@ -78,6 +81,7 @@ def set_command(
         "window_hours": window_hours,
         "spec_bytes": spec_bytes,
         "bundle_bytes": bundle_bytes,
+        "file_bytes": file_bytes,
     }
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if not given:
@@ -99,7 +103,12 @@ def remove_command(tenant: Tenant, token_id: TokenId = None, url: Url = None, to
 def _print_quotas(found: "list[QuotaView]") -> None:
     out = make_console()
     for quota in found:
-        listing = make_table("QUOTA OF " + _whose(quota.tenant, quota.token).upper(), "#USED", "#ALLOWED", "FREE AGAIN")
+        whose = _whose(quota.tenant, quota.token)
+        if quota.token is not None and all(limit.allowed is None for limit in quota.limits):
+            print(f"{whose}: no limits of its own")
+            continue
+        print(f"{whose}:")
+        listing = make_table("LIMIT", "#USED", "#ALLOWED", "FREE AGAIN")
         for limit in quota.limits:
             hours = f" in {quota.window_hours} h" if limit.name == "device_hours" else ""
             free = formatting.local_time(limit.free_at) if limit.free_at else ""

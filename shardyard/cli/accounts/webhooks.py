@@ -1,4 +1,4 @@
-"""Commands about webhooks: webhook add, list, show, change, remove, test, deliveries, redeliver."""
+"""Commands about webhooks: webhook add, list, show, change, rotate, remove, test, deliveries, redeliver."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -26,12 +26,28 @@ Events = Annotated[
     typer.Option("--event", help="A kind of events: job.failed, node.*; may be repeated.", show_default=False),
 ]
 
+Repo = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Of github: the repository.", show_default=False)]
+TokenSecret = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SECRET",
+        help="Of github: the secret (`shardyard secret put`) with a token that may write statuses of commits.",
+        show_default=False,
+    ),
+]
+Recipients = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MAIL", help="Of email: a recipient; may be repeated.", show_default=False),
+]
+
 ADD_EXAMPLES = "\n\n".join(
     (
         "[bold]Examples[/]",
         "shardyard webhook add https://ci.example.com/hooks/shardyard --event job.failed --event job.succeeded",
         "shardyard webhook add https://hooks.slack.com/services/... --format slack",
         "shardyard webhook add https://pager.example.com/x --event 'node.*' --event 'device.*'",
+        "shardyard webhook add --to ml-team@example.com --event job.failed     a mail",
+        "shardyard webhook add --repo acme/vision --token-secret github-token  statuses of the commits that jobs name",
     )
 )
 DELIVERIES_EXAMPLES = "\n\n".join(
@@ -47,9 +63,19 @@ DELIVERIES_EXAMPLES = "\n\n".join(
 
 @app.command("add", epilog=ADD_EXAMPLES)
 def add_command(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Where to send, https://...", show_default=False)],
+    address: Annotated[
+        str | None, typer.Argument(metavar="[ADDRESS]", help="Where to send, https://...", show_default=False)
+    ] = None,
     event: Events = None,
-    form: Annotated[str, typer.Option("--format", help="json, which is signed, or slack.")] = "json",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="json, which is signed; slack, github, or email; by what is given.", show_default=False
+        ),
+    ] = None,
+    repo: Repo = None,
+    token_secret: TokenSecret = None,
+    to: Recipients = None,
     name: Annotated[str, typer.Option(help="What it is for, so that you recognise it later.")] = "",
     url: Url = None,
     token: Token = None,
@@ -58,7 +84,12 @@ def add_command(
     """Create a webhook. The secret that its deliveries are signed with is shown only this once."""
     from shardyard.client import endpoints
 
-    call = endpoints.create_webhook(address, events=event or ["job.*"], form=form, name=name)
+    if address is None and not (to or repo):
+        raise typer.BadParameter("say where to send: ADDRESS, --to MAIL, or --repo OWNER/NAME with --token-secret")
+    form = form or ("email" if to else "github" if repo else "json")
+    call = endpoints.create_webhook(
+        address, events=event or ["job.*"], form=form, name=name, repo=repo, token_secret=token_secret, to=to
+    )
     print_answer(call, _print_new, url, token, as_json)
 
 
@@ -105,9 +136,12 @@ def _print_webhook(found: "WebhookView") -> None:
         "name": found.name,
         "address": found.url,
         "format": found.format,
+        "repository": found.repo,
+        "token": found.token_secret and f"secret {found.token_secret}",
         "events": ", ".join(found.events),
         "state": _standing(found),
         "problem": found.problem,
+        "older secret": f"used until {formatting.local_time(found.former_until)}" if found.former_until else "",
         "created": formatting.local_time(found.created_at),
         "last delivery": formatting.local_time(found.delivered_at),
         "failing since": formatting.local_time(found.failing_since),
@@ -128,6 +162,9 @@ def change_command(
     webhook: WebhookId,
     address: Annotated[str | None, typer.Option(help="Another address.", show_default=False)] = None,
     event: Events = None,
+    repo: Repo = None,
+    token_secret: TokenSecret = None,
+    to: Recipients = None,
     name: Annotated[str | None, typer.Option(help="Another name.", show_default=False)] = None,
     active: Annotated[
         bool | None,
@@ -137,11 +174,40 @@ def change_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a webhook: its address, name and events, or whether it gets any."""
+    """Change a webhook: where it goes, its name and events, or whether it gets any."""
     from shardyard.client import endpoints
 
-    call = endpoints.change_webhook(webhook, url=address, events=event, name=name, active=active)
+    target = {"url": address, "repo": repo, "token_secret": token_secret, "to": to}
+    call = endpoints.change_webhook(webhook, events=event, name=name, active=active, **target)
     print_answer(call, _print_webhook, url, token, as_json)
+
+
+@app.command("rotate")
+def rotate_command(
+    webhook: WebhookId,
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long deliveries are signed with the older secret as well; by default a day. 0: others may know "
+            "it.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the secret that deliveries are signed with. The new one is shown only this once."""
+    from shardyard.client import endpoints
+
+    print_answer(endpoints.rotate_webhook(webhook, overlap_seconds=overlap), _print_rotated, url, token, as_json)
+
+
+def _print_rotated(found: "NewWebhook") -> None:
+    print(f"secret: {found.secret}")
+    print(f"deliveries have a signature with the older one as well until {formatting.local_time(found.former_until)}")
 
 
 @app.command("remove")
@@ -163,7 +229,9 @@ def try_command(webhook: WebhookId, url: Url = None, token: Token = None, as_jso
             listed = client.json(endpoints.list_deliveries(webhook, state="all", cursor="", limit=50))
             return print_json(next(row for row in listed["deliveries"] if row["id"] == found.id))
     if found.state == "delivered":
-        print(f"it has arrived: the receiver answered {found.status}")
+        print(
+            f"it has arrived: the receiver answered {found.status}" + (f" ({found.problem})" if found.problem else "")
+        )
         return None
     problem = found.problem or "it is on its way"
     where = f"`shardyard webhook deliveries {webhook}`"

@@ -6,7 +6,7 @@ For programs in C: CPython's sleep fails under it when the monotonic clock is le
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.machine import libfaketime
+from tests.faults.scene.machine import libfaketime
 
 
 @dataclass(frozen=True)

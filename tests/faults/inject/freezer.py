@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.faults.machine import FREEZER
+from tests.faults.scene.machine import FREEZER
 
 FREEZE_SECONDS = 5.0
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.machine import CGROUP_V2, MEMORY_V1
+from tests.faults.scene.machine import CGROUP_V2, MEMORY_V1
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def spare(worker: int) -> int:
 def ranks_of(supervisor: int) -> dict[int, int]:
     """Rank number -> process, of the living ranks of a supervisor."""
     found = {}
-    for child in psutil.Process(supervisor).children():
+    for child in psutil.Process(supervisor).children(recursive=True):  # in a box, its first process lies between
         with suppress(psutil.NoSuchProcess):
             if child.name().startswith(RANK) and child.status() != psutil.STATUS_ZOMBIE:
                 found[int(child.name().removeprefix(RANK))] = int(child.pid)

@@ -5,7 +5,7 @@ import tarfile
 from io import BytesIO
 from pathlib import Path
 
-from tests.faults.machine import PREVIOUS_RELEASE, ROOT
+from tests.faults.scene.machine import PREVIOUS_RELEASE, ROOT
 
 
 def unpack_previous(directory: Path) -> Path:

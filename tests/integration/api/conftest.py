@@ -16,8 +16,8 @@ from jobs.model.state import StateReason
 from jobs.store.accounts import tokens
 from jobs.store.accounts.tokens import Scope
 from jobs.store.client import RedisStore
-from tests.support.job_records import a_spec_body, node_info
-from tests.support.redis_server import running_redis
+from tests.support.samples.job_records import a_spec_body, node_info
+from tests.support.servers.redis_server import running_redis
 
 ADMIN = "the-admin-token-of-these-tests"
 

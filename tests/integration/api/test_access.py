@@ -9,7 +9,7 @@ from api.http.auth import is_public
 from jobs import store
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
-from tests.support.job_records import JOB
+from tests.support.samples.job_records import JOB
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -14,7 +14,7 @@ from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_bundles import kept, script, upload
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import a_spec
+from tests.support.samples.job_records import a_spec
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -20,7 +20,7 @@ from jobs.files import paths
 from jobs.model.settings import Settings
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import ADMIN, Api, running
-from tests.support.hostile_zips import LINK, Part, names, zipped
+from tests.support.samples.hostile_zips import LINK, Part, names, zipped
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -12,6 +12,7 @@ from jobs import store
 from jobs.files import paths
 from jobs.protocol import names
 from jobs.store.client import RedisStore
+from jobs.support import secret_keys
 from shardyard import cli
 from shardyard.client import Client, endpoints
 from shardyard.contract.errors import BadBundle
@@ -19,8 +20,8 @@ from shardyard.contract.report import encode_report
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report
-from tests.support.job_records import a_spec_body
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.samples.job_records import a_spec_body
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 
@@ -276,3 +277,35 @@ def test_a_value_that_is_none_is_refused_before_it_is_sent(
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("secret", "put", "hf", "--from-file", "nowhere") == 2
     assert "cannot read nowhere: No such file" in capsys.readouterr().err
+
+
+# -- webhooks and quotas ---------------------------------------------------------------------------
+
+
+def test_a_webhook_is_added_rotated_and_changed(service: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret_keys.create_key_file(service.parent / "state" / "secret-key")
+    assert run("webhook", "add", "https://example.com/hook", "--event", "job.failed", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert run("webhook", "rotate", made["id"], "--overlap", "600") == 0
+    said = capsys.readouterr().out
+    assert "secret: whsec_" in said
+    assert made["secret"] not in said
+    assert run("webhook", "show", made["id"]) == 0
+    assert "used until" in capsys.readouterr().out
+    assert run("webhook", "change", made["id"], "--to", "a@example.com") == 2
+    assert "format json has none" in capsys.readouterr().err
+    assert run("webhook", "add", "--repo", "acme/vision") == 2
+    assert "token_secret: a webhook of the format github needs it" in capsys.readouterr().err
+    assert run("webhook", "add") == 2
+    assert "--to MAIL" in capsys.readouterr().err
+    assert run("webhook", "remove", made["id"]) == 0
+
+
+def test_a_quota_is_shown_with_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("quota", "set", "default", "--jobs", "900") == 0
+    assert run("quota", "show") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tenant default:"
+    assert lines[1].split() == ["LIMIT", "USED", "ALLOWED", "FREE", "AGAIN"]
+    assert lines[-1] == "token admin: no limits of its own"
+    assert run("quota", "remove", "default") == 0

@@ -25,7 +25,7 @@ def end_of(api: Api, tenant: str, job: str, marks: dict[int, DeviceMark], node: 
         api.control.run(store.dispatch(60))
     attempt = store.AttemptId(tenant, job, 1)
     assert api.control.run(store.claim(attempt, "c", node)).granted
-    assert api.control.run(store.finish(attempt, "c", StateReason.COMPLETED, "", node=node, measured=marks))
+    assert api.control.run(store.finish(attempt, "c", StateReason.COMPLETED, "", node=node, measured={0: marks}))
 
 
 async def history(api: Api, device: str, **request: Any) -> Any:

@@ -23,9 +23,9 @@ from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import DRAIN_EXPIRED, Process, api_process, until
-from tests.support.hostile_zips import Part, zipped
-from tests.support.job_records import a_spec, a_spec_body, node_info
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.samples.hostile_zips import Part, zipped
+from tests.support.samples.job_records import a_spec, a_spec_body, node_info
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 

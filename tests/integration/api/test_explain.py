@@ -8,7 +8,7 @@ import pytest
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import a_spec_body
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -83,6 +83,8 @@ async def test_a_job_that_waits_for_its_time_says_so(api: Api) -> None:
     assert (status["state"], status["reason"]["code"]) == ("queued", "waiting_for_time")
     left = datetime.fromisoformat(status["start_after"]) - datetime.now(UTC)
     assert timedelta(minutes=59) < left <= timedelta(minutes=60)
+    summary = (await api.get(f"/v1/jobs/{job}/explain"))["summary"]
+    assert summary[1] == f"it does not start before {status['start_after'][:19].replace('T', ' ')} UTC"
 
 
 @pytest.mark.parametrize("wrong", [-1, 40_000_000, "tomorrow", "2026-01-31T20:00:00", True, [1]])

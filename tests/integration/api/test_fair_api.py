@@ -20,7 +20,7 @@ from jobs.model.state import StateReason
 from jobs.protocol.records import MetricSample
 from shardyard.contract.errors import TooManyReads
 from tests.integration.api.conftest import Api
-from tests.support.job_records import a_spec_body
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

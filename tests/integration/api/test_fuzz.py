@@ -37,9 +37,9 @@ from jobs.store.client import RedisStore
 from jobs.support import secret_keys
 from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import ADMIN, bearer
-from tests.support.hostile_zips import Part, zipped
-from tests.support.job_records import a_spec, node_info
-from tests.support.redis_server import running_redis
+from tests.support.samples.hostile_zips import Part, zipped
+from tests.support.samples.job_records import a_spec, node_info
+from tests.support.servers.redis_server import running_redis
 
 pytestmark = pytest.mark.integration
 
@@ -118,7 +118,7 @@ class Target:
 
 
 def a_report() -> Report:
-    from tests.support.record_streams import aggregator, rank_stream
+    from tests.support.samples.record_streams import aggregator, rank_stream
 
     told = aggregator(a_spec(2), 100)
     for record in rank_stream(a_spec(2), 0, 100):

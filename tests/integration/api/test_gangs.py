@@ -8,7 +8,7 @@ from jobs import store
 from jobs.store import AttemptId
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import a_spec_body
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

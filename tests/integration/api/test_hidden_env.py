@@ -8,7 +8,7 @@ from tests.integration.api.conftest import ADMIN, Api, bearer
 from tests.integration.api.test_access import every_route
 from tests.integration.api.test_bundles import script, submit, upload
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import JOB
+from tests.support.samples.job_records import JOB
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -15,7 +15,7 @@ from jobs.protocol.records import MetricSample
 from jobs.store.accounts.tokens import Scope
 from shardyard.contract.responses import Progress
 from tests.integration.api.conftest import Api
-from tests.support.job_records import JOB, a_spec_body
+from tests.support.samples.job_records import JOB, a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -15,10 +15,10 @@ from jobs.files import paths
 from jobs.model.records import LowDisk
 from jobs.model.settings import Settings
 from tests.faults.inject.disk import fill, small_disk
-from tests.faults.machine import need
+from tests.faults.scene.machine import need
 from tests.integration.api.conftest import Api, running
-from tests.support.hostile_zips import Part, zipped
-from tests.support.job_records import a_spec_body
+from tests.support.samples.hostile_zips import Part, zipped
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

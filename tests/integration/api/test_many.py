@@ -12,7 +12,7 @@ from jobs import store
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import a_spec, a_spec_body
+from tests.support.samples.job_records import a_spec, a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -8,7 +8,7 @@ from jobs import store
 from jobs.model.spec import JobSpec
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
-from tests.support.job_records import a_spec_body
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

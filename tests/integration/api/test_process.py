@@ -19,8 +19,8 @@ import pytest
 from jobs import store
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
-from tests.support.job_records import a_spec_body, node_info
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.samples.job_records import a_spec_body, node_info
+from tests.support.servers.redis_server import RedisServer, redis_server
 from tests.support.timing import once_below
 
 pytestmark = pytest.mark.integration

@@ -1,10 +1,14 @@
 """Quotas over HTTP: who sets them, who sees them, and how they are refused."""
 
+import asyncio
+
 import pytest
 
+from api.background.file_quotas import FileQuotaCount
+from jobs.model.settings import Settings
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
-from tests.support.job_records import a_spec_body
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -39,11 +43,32 @@ async def test_a_token_is_made_with_a_quota_which_goes_with_it(api: Api) -> None
     path = f"/v1/quotas/default?token={token['id']}"
     assert (await api.client.put(path, json={"running": 5})).status_code == 200
     assert (await api.client.post("/v1/jobs", json=a_spec_body(), headers=mine)).status_code == 201
-    wrong = await api.client.put(path, json={"bundle_bytes": 5})
-    assert [each["field"] for each in wrong.json()["errors"]] == ["bundle_bytes"]
+    wrong = await api.client.put(path, json={"bundle_bytes": 5, "file_bytes": 5})
+    assert [each["field"] for each in wrong.json()["errors"]] == ["bundle_bytes", "file_bytes"]
     assert (await api.client.delete(f"/v1/tokens/{token['id']}")).status_code == 204
     assert api.control.client.hexists("sy:quotas", f"default/{token['id']}") == 0
     assert (await api.client.get(path)).status_code == 404
+
+
+async def test_files_of_jobs_count_until_the_jobs_are_deleted(api: Api, settings: Settings) -> None:
+    api.node()
+    assert (await api.client.put("/v1/quotas/default", json={"file_bytes": 100_000})).status_code == 200
+    job = await api.submit()
+    artifacts = settings.storage / "jobs" / "default" / job / "1" / "artifacts"
+    (artifacts / "deep").mkdir(parents=True)
+    for path in (artifacts / "model.pt", artifacts / "deep" / "log"):
+        path.write_bytes(bytes(60_000))
+    (artifacts / "loop").symlink_to(artifacts)
+    await asyncio.to_thread(FileQuotaCount(api.control, settings.storage).count)
+    refused = await api.client.post("/v1/jobs", json=a_spec_body())
+    assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
+    assert "delete finished jobs" in refused.json()["detail"]
+    assert (await api.client.post(f"/v1/jobs/{job}/cancel")).status_code in (200, 202)
+    assert (await api.client.delete(f"/v1/jobs/{job}")).status_code == 204
+    await asyncio.to_thread(FileQuotaCount(api.control, settings.storage).count)
+    await api.submit()
+    (mine, _) = (await api.get("/v1/quota"))["quotas"]
+    assert {limit["name"]: limit["used"] for limit in mine["limits"]}["file_bytes"] < 100_000
 
 
 async def test_quotas_of_tenants_are_the_operators_and_everybody_sees_their_own(api: Api) -> None:

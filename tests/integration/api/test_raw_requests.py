@@ -16,8 +16,8 @@ import pytest
 
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
-from tests.support.job_records import a_spec_body
-from tests.support.redis_server import redis_server
+from tests.support.samples.job_records import a_spec_body
+from tests.support.servers.redis_server import redis_server
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from jobs.protocol.names import session_key
 from jobs.store.accounts import sessions, tokens
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.test_process import api_process, until
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 

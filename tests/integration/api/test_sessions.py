@@ -120,7 +120,7 @@ async def test_a_made_up_session_is_none(api: Api, cookie: str) -> None:
 
 
 async def test_pages_hold_no_data_load_nothing_from_elsewhere_and_run_no_inline_script(api: Api) -> None:
-    for path in ("/", "/jobs/anything", "/submit", "/compare", "/nodes", "/sign-in"):
+    for path in ("/", "/jobs/anything", "/submit", "/compare", "/nodes", "/quota", "/webhooks", "/sign-in"):
         answer = await api.client.get(path)
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]

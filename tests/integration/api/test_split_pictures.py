@@ -15,7 +15,7 @@ from shardyard.contract.report import encode_report
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_archived import a_finished_job, archive
 from tests.integration.api.test_splits import a_report, started, two_with_reports
-from tests.support.script_streams import script_spec
+from tests.support.samples.script_streams import script_spec
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

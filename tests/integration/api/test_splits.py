@@ -5,8 +5,8 @@ from jobs.protocol import names
 from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import a_spec
-from tests.support.record_streams import aggregator, rank_stream
+from tests.support.samples.job_records import a_spec
+from tests.support.samples.record_streams import aggregator, rank_stream
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -13,8 +13,8 @@ from shardyard.client.transport import trust_certificate
 from shardyard.contract.errors import Unavailable
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, api_process, until
-from tests.support.certificates import make_certificate
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.samples.certificates import make_certificate
+from tests.support.servers.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.support.job_records import JOB
+from tests.support.samples.job_records import JOB
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -1,6 +1,7 @@
 """Webhooks from a change in the control Redis to a receiver: order, retries, dead letters, kills of senders."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ import redis.asyncio
 from structlog.testing import capture_logs
 
 from api.webhooks.addresses import AddressRules
+from api.webhooks.channels import ChannelOpener
+from api.webhooks.mails import MailSettings, MailTransport
 from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sealing import WebhookSecrets, seal_secrets
 from api.webhooks.sender import SendingPolicy, WebhookSender
@@ -22,7 +25,7 @@ from jobs.store.client import AsyncRedisStore
 from jobs.support import secret_keys
 from shardyard.webhooks import verify
 from tests.integration.store.world import World
-from tests.support.webhook_receiver import ReceivedRequest, Receiver, receiving, status
+from tests.support.servers.webhook_receiver import ReceivedRequest, Receiver, receiving, status
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -48,6 +51,8 @@ class Bench:
     world: World
     url: str
     key_file: Path
+    mail: MailSettings | None = None
+    mail_tls: ssl.SSLContext | None = None
 
     def add(self, receiver: Receiver, webhook: str = "wh_1", *kinds: str, tenant: str = "default") -> None:
         address = f"http://hooks.test:{receiver.port}/{webhook}"
@@ -57,12 +62,15 @@ class Bench:
         )
         self.world.run(webhooks.put_webhook(record))
 
+    def channels(self, control: AsyncRedisStore, transport: WebhookTransport) -> ChannelOpener:
+        return ChannelOpener(control, self.key_file, transport, MailTransport(self.mail, tls=self.mail_tls))
+
     @asynccontextmanager
     async def sending(self, policy: SendingPolicy = QUICK) -> AsyncIterator["asyncio.Task[None]"]:
         """A sender, in a task that a test may cancel."""
         control = AsyncRedisStore(redis.asyncio.Redis.from_url(self.url))
         transport = WebhookTransport(AddressRules(parse_networks("127.0.0.0/8")), resolve)
-        task = asyncio.create_task(WebhookSender(control, self.key_file, transport, policy).run())
+        task = asyncio.create_task(WebhookSender(control, self.channels(control, transport), policy).run())
         try:
             yield task
         finally:
@@ -78,6 +86,13 @@ class Bench:
                 if (record.waiting, record.dead) == (waiting, dead):
                     return record
                 await asyncio.sleep(0.01)
+
+    async def wait_for_problem(self, webhook: str = "wh_1") -> WebhookRecord:
+        """Until a delivery has failed."""
+        async with asyncio.timeout(60):
+            while not (record := self.world.run(webhooks.read_webhook("default", webhook))).problem:
+                await asyncio.sleep(0.01)
+        return record
 
     def cancelled_jobs(self, count: int) -> list[str]:
         """Jobs with two events each."""
@@ -289,7 +304,7 @@ async def test_while_redis_is_away_a_sender_waits(bench: Bench) -> None:
             pass
         control = AsyncRedisStore(redis.asyncio.Redis.from_url("redis://127.0.0.1:1"))
         transport = WebhookTransport(AddressRules(), resolve)
-        lonely = asyncio.create_task(WebhookSender(control, bench.key_file, transport, QUICK).run())
+        lonely = asyncio.create_task(WebhookSender(control, bench.channels(control, transport), QUICK).run())
         async with asyncio.timeout(30):
             while not any(entry["event"] == "webhooks_wait" for entry in logged):
                 await asyncio.sleep(0.01)

@@ -15,9 +15,9 @@ from shardyard import cli
 from shardyard.webhooks import verify
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.test_process import Process, add_node, api_process
-from tests.support.job_records import a_spec_body
-from tests.support.redis_server import RedisServer, redis_server
-from tests.support.webhook_receiver import ReceivedRequest, receiving, status
+from tests.support.samples.job_records import a_spec_body
+from tests.support.servers.redis_server import RedisServer, redis_server
+from tests.support.servers.webhook_receiver import ReceivedRequest, receiving, status
 
 pytestmark = pytest.mark.integration
 

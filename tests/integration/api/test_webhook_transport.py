@@ -10,9 +10,10 @@ import pytest
 
 from api.webhooks.addresses import AddressRules, HostResolver
 from api.webhooks.outgoing import MAX_ANSWER_BYTES, DeliveryFailed, WebhookTransport
+from api.webhooks.payloads import OutgoingRequest
 from jobs.model.settings import parse_networks
-from tests.support.certificates import make_certificate
-from tests.support.webhook_receiver import ReceivedRequest, receiving, status
+from tests.support.samples.certificates import make_certificate
+from tests.support.servers.webhook_receiver import ReceivedRequest, receiving, status
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -39,7 +40,7 @@ def transport(*answers: Sequence[str], rules: AddressRules = LOOPBACK, seconds: 
 
 
 async def post(sender: WebhookTransport, url: str) -> int:
-    return await sender.post(url, {"Content-Type": "application/json"}, b"{}")
+    return await sender.send(OutgoingRequest("POST", url, {"Content-Type": "application/json"}, b"{}"))
 
 
 async def failure(sender: WebhookTransport, url: str) -> DeliveryFailed:

@@ -16,7 +16,7 @@ from jobs.store.accounts.webhooks import MAX_WEBHOOKS, DeliveryOutcome
 from jobs.support import secret_keys
 from shardyard.webhooks import verify
 from tests.integration.api.conftest import Api, running
-from tests.support.webhook_receiver import receiving
+from tests.support.servers.webhook_receiver import receiving
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -145,6 +145,77 @@ async def test_a_wrong_field_is_named(api: Api, fields: dict[str, Any], field: s
         assert wrong["field"] == field
         assert words in wrong["message"]
         assert "pass@" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({}, "url", "needs it"),
+        ({"format": "slack"}, "url", "needs it"),
+        ({"url": URL, "to": ["a@example.com"]}, "to", "has none"),
+        ({"format": "github", "repo": "acme/vision"}, "token_secret", "needs it"),
+        ({"format": "github", "repo": "acme/vision", "token_secret": "gh"}, "token_secret", "secret put gh"),
+        ({"format": "github", "repo": "acme/..", "token_secret": "gh"}, "repo", ""),
+        ({"format": "github", "repo": "acme/vision/x", "token_secret": "gh"}, "repo", ""),
+        ({"format": "github", "repo": "a/b", "token_secret": "gh", "events": ["node.*"]}, "events.0", "job.*"),
+        ({"format": "github", "repo": "a/b", "token_secret": "gh", "url": "https://127.0.0.1/"}, "url", "not public"),
+        ({"format": "email"}, "to", "needs it"),
+        ({"format": "email", "to": ["a@example.com"]}, "format", "SHARDYARD_MAIL_SERVER"),
+        ({"format": "email", "to": ["a@example.com"] * 11}, "to", ""),
+        ({"format": "email", "to": ["a@example.com"], "url": URL}, "url", "has none"),
+    ],
+)
+async def test_each_format_has_fields_of_its_own(api: Api, fields: dict[str, Any], field: str, words: str) -> None:
+    answer = await api.client.post("/v1/webhooks", json=fields)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), answer.text
+    (wrong,) = answer.json()["errors"]
+    assert wrong["field"] == field
+    assert words in wrong["message"]
+
+
+async def test_a_webhook_of_github_is_made_and_changed(api: Api) -> None:
+    await api.client.put("/v1/secrets/gh", json={"value": "t0ken"})
+    fields = {"format": "github", "repo": "acme/vision", "token_secret": "gh"}
+    made = (await api.client.post("/v1/webhooks", json=fields)).json()
+    assert (made["url"], made["repo"], made["token_secret"]) == ("https://api.github.com", "acme/vision", "gh")
+    path = f"/v1/webhooks/{made['id']}"
+    changed = (await api.client.patch(path, json={"repo": "acme/audio", "name": "ci"})).json()
+    assert (changed["repo"], changed["token_secret"], changed["name"]) == ("acme/audio", "gh", "ci")
+    for wrong in ({"to": ["a@example.com"]}, {"events": ["*"]}, {"token_secret": "none"}):
+        assert (await api.client.patch(path, json=wrong)).status_code == 422, wrong
+    assert await api.get(path) == changed | {"updated_at": (await api.get(path))["updated_at"]}
+
+
+async def test_mails_go_to_the_domains_that_the_operator_allows(settings: Settings, key_file: Path) -> None:
+    mail = {"mail_server": "smtp://127.0.0.1:1", "mail_from": "s@example.com", "mail_domains": "example.com"}
+    async with running(settings.model_copy(update=mail)) as api:
+        made = (await api.client.post("/v1/webhooks", json={"format": "email", "to": ["a@Example.com"]})).json()
+        assert (made["to"], made["url"]) == (["a@Example.com"], "mailto:a@Example.com")
+        to = ["a@example.com", "b@example.com.evil.test", "c@example.com\r\nBcc: d@e.f"]
+        refused = await api.client.post("/v1/webhooks", json={"format": "email", "to": to})
+        assert refused.status_code == 422
+        assert [each["field"] for each in refused.json()["errors"]] == ["to.1", "to.2"]
+
+
+async def test_a_secret_is_replaced_while_deliveries_are_signed_with_both(api: Api, key_file: Path) -> None:
+    made = await created(api)
+    path = f"/v1/webhooks/{made['id']}"
+    answer = await api.client.post(f"{path}/rotate", json={"overlap_seconds": 600})
+    rotated = answer.json()
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    assert rotated["secret"] not in ("", made["secret"])
+    assert rotated["former_until"] is not None
+    secrets = unseal_secrets(key_file, api.control.run(webhooks.read_webhook("default", made["id"])))
+    assert (secrets.url, secrets.secret, secrets.former_secret) == (URL, rotated["secret"], made["secret"])
+    at_once = (await api.client.post(f"{path}/rotate", json={"overlap_seconds": 0})).json()
+    secrets = unseal_secrets(key_file, api.control.run(webhooks.read_webhook("default", made["id"])))
+    assert (secrets.secret, secrets.former_secret) == (at_once["secret"], "")
+    assert (await api.client.post(f"{path}/rotate")).status_code == 200
+    assert (await api.client.post(f"{path}/rotate", json={"overlap_seconds": 10**6})).status_code == 422
+    reader = api.token(Scope.READ)
+    assert (await api.client.post(f"{path}/rotate", headers=reader)).status_code == 403
+    slack = await created(api, "https://hooks.slack.com/services/x", format="slack")
+    assert (await api.client.post(f"/v1/webhooks/{slack['id']}/rotate")).status_code == 409
 
 
 async def test_a_tenant_has_ten_webhooks_at_most(api: Api) -> None:

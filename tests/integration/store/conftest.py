@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import World
-from tests.support.redis_server import running_redis
+from tests.support.servers.redis_server import running_redis
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ def lines(world: World, device: str = "n1:cpu:0", **page: Any) -> tuple[HistoryL
 
 
 def finish(world: World, attempt: AttemptId, marks: dict[int, DeviceMark], reason: str = "completed") -> bool:
-    end = store.finish(attempt, "c", StateReason(reason), "", node=world.job(attempt.job).node or "", measured=marks)
-    return world.run(end)
+    node = world.job(attempt.job).node or ""
+    return world.run(store.finish(attempt, "c", StateReason(reason), "", node=node, measured={0: marks}))
 
 
 def run(world: World, devices: int, *slow: int, skipped: int = 0) -> AttemptId:
@@ -54,7 +54,7 @@ def make_suspected(world: World) -> None:
 def test_an_attempt_leaves_one_line_for_each_device_however_often_its_end_is_written(world: World) -> None:
     world.node()
     attempt = world.claimed(2)
-    assert not world.run(store.finish(attempt, "another", StateReason.COMPLETED, "", measured={0: SLOW}))
+    assert not world.run(store.finish(attempt, "another", StateReason.COMPLETED, "", measured={0: {0: SLOW}}))
     for _ in range(2):
         assert finish(world, attempt, {1: DeviceMark(1.5, 0.3, slow=True, error="the GPU fell off the bus")})
     ((first,), (second,)) = lines(world), lines(world, "n1:cpu:1")
@@ -77,6 +77,23 @@ def test_a_lost_attempt_leaves_lines_and_a_lost_node_is_a_fault(world: World) ->
     assert not finish(world, attempt, {0: SLOW})
     (line,) = lines(world)
     assert (line.reason, line.error, line.slow) == ("node_lost", "gone", False)
+
+
+def test_what_is_known_of_a_followers_devices_is_in_their_history_too(world: World) -> None:
+    world.node("n1", 2)
+    world.node("n2", 3)
+    job = world.submit(1, nodes=2)
+    assert world.dispatch() == [job]
+    attempt = world.attempt(job)
+    leader, follower = (place.node for place in world.job(job).placement)
+    for node in (leader, follower):
+        assert world.run(store.claim(attempt, f"c-{node}", node)).granted
+    marks = {0: {0: FAST}, 1: {0: SLOW}}
+    assert world.run(store.finish(attempt, f"c-{leader}", StateReason.COMPLETED, "", node=leader, measured=marks))
+    ((own,), (theirs,)) = lines(world, f"{leader}:cpu:0"), lines(world, f"{follower}:cpu:0")
+    assert (own.attempt, own.slow, own.relative, own.peers) == (str(attempt), False, FAST.relative, 1)
+    assert (theirs.attempt, theirs.slow, theirs.relative, theirs.gang) == (str(attempt), True, 1.3, own.gang)
+    assert violations(world.redis) == []
 
 
 def test_an_attempt_that_was_never_claimed_leaves_nothing(world: World) -> None:

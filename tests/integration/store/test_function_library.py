@@ -10,7 +10,7 @@ from jobs import store
 from jobs.store.client import AsyncRedisStore
 from jobs.store.function_library import MAX_OTHER_LIBRARIES, function_library
 from tests.integration.store.world import World
-from tests.support.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.integration
 

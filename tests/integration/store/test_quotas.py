@@ -130,6 +130,25 @@ def test_the_bundles_of_a_tenant_stay_within_its_quota(world: World) -> None:
     assert world.run(store.read_bundle(TENANT, bundle_id(2))) is None
 
 
+def test_files_of_a_tenants_jobs_stop_new_ones_once_they_are_counted_to_be_too_many(world: World) -> None:
+    world.node("n1", 4)
+    set_quota(world, file_bytes=1000)
+    set_quota(world, tenant="acme", jobs=5)
+    assert world.run(quotas.list_file_quotas()) == (TENANT,)
+    assert usage_of(world).used["file_bytes"] is None
+    world.submit()
+    world.run(quotas.note_file_bytes(TENANT, 1000))
+    with pytest.raises(QuotaExceeded, match=r"1000 of the 1000 bytes of files of jobs.*delete finished jobs"):
+        world.submit()
+    world.run(quotas.note_file_bytes(TENANT, 999))
+    assert usage_of(world).used["file_bytes"] == 999
+    world.submit()
+    world.run(quotas.set_quota(TENANT, "", None))
+    world.run(quotas.note_file_bytes(TENANT, 1000))
+    assert usage_of(world).used["file_bytes"] is None
+    assert world.redis.exists("sy:usage:default") == 0
+
+
 def test_device_hours_are_counted_while_jobs_run_and_stop_new_ones_until_the_window_has_passed(world: World) -> None:
     world.node("n1", 4)
     set_quota(world, device_hours=1, window_hours=24)

@@ -15,7 +15,7 @@ from jobs.store import Hint
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.store.world import NEVER, World
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 
 pytestmark = pytest.mark.integration
 

@@ -143,6 +143,24 @@ def test_a_kept_node_goes_to_whoever_comes_before_by_share(world: World) -> None
     world.finish_and_release(blocker)
 
 
+def test_the_place_in_the_queue_counts_what_starts_before_in_any_case(world: World) -> None:
+    world.node(devices=4)
+    for _ in range(3):
+        world.submit(tenant="greedy")
+    urgent = world.submit(2, tenant="greedy", priority=1)
+    first, second = world.submit(2, tenant="small"), world.submit(1, tenant="small")
+    last = world.submit(2, tenant="greedy")
+
+    def ahead(job: str) -> int:
+        queue = world.run(store.read_job(world.tenant(job), job)).queue
+        assert queue is not None
+        return queue.ahead
+
+    assert [ahead(job) for job in (urgent, first, second, last)] == [0, 1, 2, 4]
+    listed = world.run(store.list_jobs("small", store.JobFilter(), max_queues=10)).queues
+    assert {job: queue.ahead for job, queue in listed.items()} == {first: 1, second: 2}
+
+
 # -- versions side by side -------------------------------------------------------------------------
 
 

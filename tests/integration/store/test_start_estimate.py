@@ -37,7 +37,7 @@ def test_the_model_starts_at_once_what_the_service_starts(world: World, seed: in
             tenant=dice.choice(tenants),
         )
     last = world.submit(2, priority=-5, tenant=tenants[0])
-    model = PoolModel(facts_of(world, last), (), random.Random(0))
+    model = PoolModel(facts_of(world, last), None, random.Random(0))
     model.dispatch()
     started = [str(attempt).rpartition("/")[0] for attempt in world.run(store.dispatch(NEVER)).created]
     assert model.started == started

@@ -10,7 +10,7 @@ from jobs import store
 from jobs.files.identity import NONCE_FILE, StorageMismatch, prove_storage
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch
-from tests.support.redis_server import running_redis
+from tests.support.servers.redis_server import running_redis
 
 
 def test_the_first_to_start_marks_the_directory_and_others_find_the_mark(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_a_webhook_that_fails_pauses_and_others_go_on(world: World) -> None:
         settle(world, batch, arrived=not is_first, pause_seconds=3600.0 if is_first else 0.0)
     world.submit()
     assert [batch.webhook.id for batch in take(world).batches] == ["wh_2"]
-    world.run(webhooks.change_webhook(a_webhook("wh_1")))  # its owner has mended it
+    world.run(webhooks.change_webhook(a_webhook("wh_1"), b"\0sealed\xff"))  # its owner has mended it
     (batch,) = take(world).batches
     assert (batch.webhook.id, len(batch.deliveries)) == ("wh_1", 2)
 
@@ -299,13 +299,13 @@ def test_a_webhook_that_is_not_active_gets_no_new_events_and_keeps_the_old_ones(
     world.node()
     add(world)
     job = world.submit()
-    world.run(webhooks.change_webhook(a_webhook(active=False)))
+    world.run(webhooks.change_webhook(a_webhook(active=False), b"\0sealed\xff"))
     world.run(store.cancel(TENANT, job))
     world.run(store.take_down_node("n1", None))
     assert take(world).batches == ()
     with pytest.raises(Conflict, match="not active"):
         world.run(webhooks.post_test(TENANT, "wh_1"))
-    world.run(webhooks.change_webhook(a_webhook(active=True)))
+    world.run(webhooks.change_webhook(a_webhook(active=True), b"\0sealed\xff"))
     assert deliver_all(world) == [("job.queued", f"job:{job}")]
 
 

@@ -11,7 +11,7 @@ from jobs.model.spec import JobSpec
 from jobs.protocol.records import Outcome, Saved
 from tests.integration.training.parts import Normed
 from tests.integration.training.ranks import RankRun, Saving, run_ranks
-from tests.support.saved_runs import seen, splits
+from tests.support.samples.saved_runs import seen, splits
 from tests.support.training_runs import spec_of
 
 pytestmark = pytest.mark.integration

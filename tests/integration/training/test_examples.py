@@ -14,7 +14,7 @@ from jobs.model.spec_rules import parse_spec
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
-from tests.support.cifar_files import make_small_cifar
+from tests.support.samples.cifar_files import make_small_cifar
 from tests.support.training_runs import report_here
 
 pytestmark = [

@@ -13,8 +13,8 @@ from jobs.support import secret_keys
 from tests.integration.workers import reachable
 from tests.integration.workers.places import a_place
 from tests.integration.workers.service import MODULE, Service
-from tests.support.certificates import make_certificate
-from tests.support.redis_server import redis_server
+from tests.support.samples.certificates import make_certificate
+from tests.support.servers.redis_server import redis_server
 
 #: root; root as in most containers; an account without rights, in user namespaces.
 BoxMode = Literal["full", "cgroups read-only", "no root"]

@@ -34,7 +34,7 @@ from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import JobFinished
 from tests.integration.store.invariants import violations
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor.process_sweep import sweep_attempt
 

@@ -18,8 +18,8 @@ from jobs.store.client import RedisStore
 from jobs.support import failpoints
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
-from tests.support.attempts import a_launch
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.samples.attempts import a_launch
+from tests.support.servers.redis_server import RedisServer, redis_server
 from workers.runtime.launch import AttemptConfig, RankAccount
 from workers.supervisor.checkpoints import directories
 from workers.supervisor.checkpoints.directories import CheckpointDirectories

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.workers.service import children_named, eventually, is_dead
-from tests.support.attempts import ATTEMPT, a_launch
+from tests.support.samples.attempts import ATTEMPT, a_launch
 from workers.node import forkserver
 from workers.node.forkserver import ForkServer, _receive_message, _send_message
 from workers.rank.process import INHERITED_VARIABLES, rank_variables

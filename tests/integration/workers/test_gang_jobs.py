@@ -1,6 +1,7 @@
 """Jobs over two nodes: what their ranks see, what is known of them, and how they end."""
 
 import ast
+import math
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from jobs.files.frame_file import FrameKind, FrameReader
 from jobs.model.state import JobState, StateReason
 from jobs.store.accounts import tenant_secrets
 from jobs.support import secret_keys
+from tests.integration.training.rehearsed import SCRIPTS
 from tests.integration.workers.service import NODE, TENANT, eventually, is_dead
 from tests.integration.workers.two_nodes import NODES, OTHER, TwoNodes, end_process, two_nodes
 
@@ -86,6 +88,38 @@ def test_the_report_has_what_both_nodes_have_sampled_of_their_devices(nodes: Two
     job = nodes.gang(steps=100, seconds=0.03)
     assert nodes.ended(job).state is JobState.SUCCEEDED
     assert [one["device"] for one in nodes.report(job)["hardware"]] == [0, 1, 2, 3]
+
+
+def test_an_attempt_leaves_what_it_has_measured_in_the_history_of_the_devices_of_both_nodes(nodes: TwoNodes) -> None:
+    job = nodes.gang(steps=40, seconds=0.01)
+    assert nodes.ended(job).state is JobState.SUCCEEDED
+    for device in (f"{node}:cpu:{index}" for node in NODES for index in (0, 1)):
+        newest = nodes.run(store.read_history(device, limit=1)).lines[0]
+        assert newest.attempt == str(nodes.attempt(job))
+        assert newest.peers == 3
+        assert newest.ms_per_row, device
+        assert newest.relative, device
+
+
+@pytest.mark.parametrize(("devices", "rows", "batch"), [(2, 90, 30), (1, 91, 20)])
+def test_a_script_for_torchrun_on_two_hosts_gets_its_samplers_rows_on_each_rank(
+    nodes: TwoNodes, devices: int, rows: int, batch: int
+) -> None:
+    """It asks for NCCL and CUDA, with `LOCAL_RANK` as the number of its device, so it rehearses."""
+    files = {"train.py": (SCRIPTS / "ddp_sampler.py").read_text()}
+    args = "--rows", str(rows), "--batch-size", str(batch), "--epochs", "2"
+    job = nodes.run_script(files, *args, strategy="ddp", devices=devices, nodes=2, rehearse=True)
+    record = nodes.ended(job)
+    assert record.state is JobState.SUCCEEDED, record
+    world = 2 * devices
+    of_rank = math.ceil(rows / world)  # DistributedSampler repeats rows until every rank has as many
+    full, rest = divmod(of_rank, batch)
+    expected = {(batch,) * world: 2 * full, (rest,) * world: 2 * bool(rest)}
+    report = nodes.report(job)
+    found = {tuple(pattern["rows"]): pattern["steps"] for pattern in report["patterns"]}
+    assert found == {split: steps for split, steps in expected.items() if steps}
+    assert [place["rows"] for place in report["per_device"]] == [2 * of_rank] * world
+    assert f"Let's use {devices} GPUs!" in nodes.text(job, 0)
 
 
 def test_ranks_find_each_other_as_under_torchrun_and_each_device_has_its_log(nodes: TwoNodes) -> None:

@@ -12,7 +12,7 @@ from jobs.model.settings import Settings
 from jobs.model.state import JobState
 from jobs.store import AttemptId
 from tests.integration.store.world import TENANT, World
-from tests.support.redis_server import running_redis
+from tests.support.servers.redis_server import running_redis
 from workers.node.config import NodeConfig
 from workers.node.devices import discover_devices
 from workers.node.forkserver import ForkServer

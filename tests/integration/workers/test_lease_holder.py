@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import store
+from jobs.model.device_history import DeviceMark
 from jobs.model.state import JobState, StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.accounts import webhooks
@@ -16,12 +17,12 @@ from jobs.store.accounts.webhooks import PostedFinding, WebhookRecord
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.store.world import World
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import RedisServer, redis_server
 from workers.node.janitor import Janitor, clear_orphan
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease
 from workers.supervisor.ending import pending_end
-from workers.supervisor.ending.pending_end import PendingEnd
+from workers.supervisor.ending.pending_end import PendingEnd, divide_marks
 from workers.supervisor.lease import LeaseHolder
 
 pytestmark = pytest.mark.integration
@@ -196,6 +197,20 @@ def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(w
     assert not kept.exists()
 
 
+def test_an_end_that_was_saved_has_what_is_known_of_the_devices_of_all_nodes(
+    world: World, server: RedisServer, tmp_path: Path
+) -> None:
+    leader, follower = parts_of_a_gang(world, server)
+    assert leader.claim("link").granted
+    assert follower.claim().granted
+    marks = divide_marks({0: {0: DeviceMark(0.9, 0.1)}, 1: {0: DeviceMark(1.1, 0.12)}})
+    end = PendingEnd(leader._claimant, StateReason.COMPLETED, "", None, None, 0.0, *marks)
+    pending_end.save_pending_end(tmp_path / "end.json", end)
+    pending_end.report_pending_end(world.store, leader._attempt, tmp_path / "end.json")
+    newest = [world.run(store.read_history(f"{one._node}:cpu:0")).lines[0].relative for one in (leader, follower)]
+    assert newest == [0.9, 1.1]
+
+
 def test_a_file_that_says_nothing_that_can_be_told_is_no_end(world: World, tmp_path: Path) -> None:
     kept, attempt = tmp_path / "untold.json", store.AttemptId("default", "none", 1)
     for body in (b"", b"{", b"[1]", b'{"claimant": "c", "reason": "no such reason", "message": ""}', b"\xff"):
@@ -251,6 +266,46 @@ def test_a_follower_that_waits_for_the_link_stops_when_it_is_interrupted_or_the_
     world.reap(follower._attempt, heartbeat=None)
     assert follower.await_link(in_a_minute(), never) == ""
     until(lambda: follower.command is SupervisorCommand.LOST, "it learns of the end")
+
+
+def test_a_main_thread_that_stands_still_loses_the_lease_and_its_ranks_are_ended(
+    world: World, server: RedisServer
+) -> None:
+    line, attempt = claimed(world, server, heartbeat_seconds=0.05)
+    ended = threading.Event()
+    line.main_thread.on_overdue = ended.set
+
+    def beats() -> int:
+        return world.run(store.read_heartbeats()).leases[store.PartId(attempt, "n1")]
+
+    line.main_thread.expect_within(DEADLINE_SECONDS)
+    before = beats()
+    until(lambda: beats() > before + 3, "more beats")
+    assert not ended.is_set()
+    line.main_thread.expect_within(0.0)
+    assert ended.wait(DEADLINE_SECONDS)
+    line._renewal_thread.join(DEADLINE_SECONDS)
+    assert line.command is SupervisorCommand.LOST
+    assert not line._renewal_thread.is_alive()
+    assert world.attempt(attempt.job) == attempt, "its lease has to expire"
+    world.reap(attempt, heartbeat=beats())
+    assert world.job(attempt.job).state is JobState.QUEUED
+
+
+def test_ranks_are_ended_by_the_thread_of_a_lost_lease_only_if_the_main_thread_does_not_go_on(
+    world: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LOST_SECONDS", 0.3)
+    for goes_on in (True, False):
+        line, attempt = claimed(world, server, heartbeat_seconds=0.05)
+        ended = threading.Event()
+        line.main_thread.on_overdue = ended.set
+        world.reap(attempt, heartbeat=None)
+        while goes_on and line._renewal_thread.is_alive():
+            line.main_thread.expect_within(DEADLINE_SECONDS)
+        line._renewal_thread.join(DEADLINE_SECONDS)
+        assert line.command is SupervisorCommand.LOST
+        assert ended.is_set() is not goes_on
 
 
 def test_a_follower_waits_for_the_link_while_redis_is_away(world: World, server: RedisServer) -> None:

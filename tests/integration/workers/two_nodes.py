@@ -12,7 +12,7 @@ from jobs import store
 from jobs.model.records import NodeRecord
 from jobs.store import AttemptId
 from tests.integration.workers.service import MODULE, NODE, WARM_SECONDS, Service, eventually, is_dead
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 from workers.runtime.launch import AttemptDirectory
 
 OTHER = "n2"

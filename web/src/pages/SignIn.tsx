@@ -1,12 +1,19 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
-import { Problem, me, post, whoAmI } from "../api";
+import { Problem, get, me, post, whoAmI, type SignInWays } from "../api";
 import { go, place } from "../router";
 
 export function SignInPage() {
   const [token, setToken] = useState("");
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
+  const [provider, setProvider] = useState("");
+  useEffect(() => {
+    get<SignInWays>("/v1/sign-in").then(
+      (ways) => setProvider(ways.single_sign_on),
+      () => undefined, // a token does without it
+    );
+  }, []);
   const submit = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
@@ -36,12 +43,22 @@ export function SignInPage() {
           onInput={(event) => setToken(event.currentTarget.value)}
         />
         {problem && <div class="notice bad" role="alert">{problem}</div>}
-        <div class="row"><button class="main" disabled={busy}>Sign in</button></div>
+        <div class="row">
+          <button class="main" disabled={busy}>Sign in</button>
+          {provider && <a class="button" href={singleSignOn()}>Continue with {provider}</a>}
+        </div>
         <p class="muted">
           <code>shardyard up</code> prints which file holds the operator's token; <code>shardyard token create</code> makes
-          others. You stay signed in on this browser for twelve hours.
+          others. You stay signed in on this browser for twelve hours
+          {provider && ", or by single sign-on for as long as the operator has set"}.
         </p>
       </form>
     </main>
   );
+}
+
+/** Leads to the identity provider, and back to the page that is shown when a session ends. */
+function singleSignOn(): string {
+  const { pathname, search } = place.value;
+  return `/v1/sign-in/oidc?next=${encodeURIComponent(pathname === "/sign-in" ? "/" : pathname + search)}`;
 }

@@ -1,11 +1,13 @@
 """What an ended attempt leaves in the history of its devices: their speed, and faults of the hardware."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from jobs.model.device_history import DeviceMark
+from jobs.model.records import DeviceRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.splits.device_marks import DeviceTimes, mark_measured_devices
 from workers.runtime.launch import AttemptConfig
@@ -23,24 +25,29 @@ _HARDWARE_FAULTS = (
 )
 
 
-def mark_devices(config: AttemptConfig, times: DeviceTimes | None, outcome: AttemptOutcome) -> dict[int, DeviceMark]:
-    """A mark for each device of this node's part that there is anything to say about, by its index on the node. The
-    history does without if that fails: an end is written in any case."""
-    marks = _measured_marks(config, times)
+def mark_devices(
+    config: AttemptConfig,
+    devices: Mapping[int, Sequence[DeviceRecord]],
+    times: DeviceTimes | None,
+    outcome: AttemptOutcome,
+) -> dict[int, dict[int, DeviceMark]]:
+    """A mark for each device that there is anything to say about, by its part and its index on that part's node.
+    `devices` are those of each part. The history does without if that fails: an end is written in any case."""
+    placed = [(part, device) for part in sorted(devices) for device in devices[part]]
     fault = _hardware_fault(outcome.error)
     failed = outcome.error["rank"] if fault and outcome.error is not None else None
-    found = {}
-    own = slice(config.first_device, config.first_device + len(config.devices))  # the history of others is not ours
-    for logical, device, mark in zip(range(own.start, own.stop), config.devices, marks[own], strict=True):
+    found: dict[int, dict[int, DeviceMark]] = {}
+    marks = _measured_marks(len(placed), config, times)
+    for logical, ((part, device), mark) in enumerate(zip(placed, marks, strict=True)):
         if fault and (failed == logical or not config.is_distributed):
             mark = DeviceMark(mark.relative, mark.ms_per_row, mark.slow, fault)
         if mark != DeviceMark():
-            found[device.index] = mark
+            found.setdefault(part, {})[device.index] = mark
     return found
 
 
-def _measured_marks(config: AttemptConfig, times: DeviceTimes | None) -> list[DeviceMark]:
-    unknown = [DeviceMark() for _ in range(config.spec.all_devices)]
+def _measured_marks(devices: int, config: AttemptConfig, times: DeviceTimes | None) -> list[DeviceMark]:
+    unknown = [DeviceMark() for _ in range(devices)]
     try:
         marks = mark_measured_devices(times, _planted_straggler(config.spec)) if times is not None else unknown
     except Exception:

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from jobs import store
-from jobs.model.device_history import DeviceMark
+from jobs.model.device_history import AttemptMarks, DeviceMark
 from jobs.model.state import StateReason
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 
 
 class PendingEnd(msgspec.Struct, frozen=True):
-    """The arguments of `jobs.store:finish`. The layout grows at the end."""
+    """The arguments of `jobs.store:finish`. The layout grows at the end. `measured` is of the devices of the node that
+    leads, and `measured_elsewhere`, by part, of those of the others."""
 
     claimant: str
     reason: StateReason
@@ -32,6 +33,13 @@ class PendingEnd(msgspec.Struct, frozen=True):
     result: dict[str, Any] | None = None
     backoff_seconds: float = 0.0
     measured: dict[int, DeviceMark] = {}
+    measured_elsewhere: dict[int, dict[int, DeviceMark]] = {}
+
+
+def divide_marks(marks: AttemptMarks) -> tuple[dict[int, DeviceMark], dict[int, dict[int, DeviceMark]]]:
+    """What is known of the leader's devices, and of those of each other part."""
+    parts = {part: dict(of_part) for part, of_part in marks.items()}
+    return parts.pop(0, {}), parts
 
 
 def save_pending_end(path: Path, end: PendingEnd) -> None:
@@ -71,7 +79,7 @@ def report_pending_end(control: RedisStore, attempt: AttemptId, path: Path) -> N
             error=end.error,
             result=end.result,
             backoff_seconds=end.backoff_seconds,
-            measured=end.measured,
+            measured={0: end.measured} | end.measured_elsewhere,
         )
         log.warning("told_for_its_supervisor", attempt=str(attempt), reason=end.reason, taken=control.run(call))
     path.unlink(missing_ok=True)

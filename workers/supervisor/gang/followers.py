@@ -129,8 +129,14 @@ class Followers:
         """All ranks of other nodes, in the order of their numbers."""
         return [rank for follower in self._parts.values() for rank in follower.ranks]
 
-    def await_devices(self) -> dict[int, tuple[DeviceRecord, ...]]:
-        """The devices of each part.
+    @property
+    def devices(self) -> dict[int, tuple[DeviceRecord, ...]]:
+        """Those of each part that has said which it has."""
+        facts = {part: follower.facts for part, follower in self._parts.items() if follower.facts is not None}
+        return {part: msgspec.json.decode(one.devices, type=tuple[DeviceRecord, ...]) for part, one in facts.items()}
+
+    def await_devices(self) -> None:
+        """Wait until each part has said which devices it has.
 
         Raises:
             FollowerGone: a part was lost, or has not said it in time.
@@ -145,8 +151,6 @@ class Followers:
             if monotonic() > deadline:
                 raise FollowerGone(missing[0].node, "it does not say which devices it has")
             sleep(_POLL_SECONDS)
-        facts = {part: follower.facts for part, follower in self._parts.items() if follower.facts is not None}
-        return {part: msgspec.json.decode(one.devices, type=tuple[DeviceRecord, ...]) for part, one in facts.items()}
 
     def draft_sources(self, attempt: Path) -> list[DraftSource]:
         """Where the ranks of all parts save what becomes checkpoints; `attempt` is the attempt's directory."""
@@ -207,6 +211,12 @@ class Followers:
             sleep(_POLL_SECONDS)
 
     # -- the end ----------------------------------------------------------------------------------------
+
+    @property
+    def clock_offsets(self) -> dict[str, float]:
+        """How many seconds the clocks of other nodes are ahead of this one's, where that is known."""
+        found = {one.node: one.link.clock_offset for one in self._parts.values()}
+        return {node: offset for node, offset in found.items() if offset is not None}
 
     @property
     def lost_part(self) -> LostPart | None:

@@ -27,7 +27,7 @@ from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage, WorkingDirectory
 from workers.sandbox.box.box import Box
 from workers.sandbox.cgroup import read_record
-from workers.supervisor import descendants, working_dir
+from workers.supervisor import descendants, main_thread_watch, working_dir
 from workers.supervisor.checkpoints import directories, script_resume
 from workers.supervisor.checkpoints.writer import checkpoint_settings
 from workers.supervisor.descendants import DescendantServer
@@ -51,10 +51,10 @@ log = structlog.get_logger(__name__)
 
 #: How long the leader may take to end the attempt in the store, once all ranks are dead: it keeps files before.
 END_SECONDS = 180.0
-#: How long devices are offered to a store that has not heard of the end yet, and how many leases if those take longer:
-#: where the leader's host is gone, the end comes with its lease, or with the next one if that host watched leases. A
-#: part that leaves before costs the job a loss: nobody could say then why its supervisor is gone.
-RELEASE_SECONDS, RELEASE_LEASES, RELEASE_POLL_SECONDS = 60.0, 3.0, 0.25
+#: How many leases long devices are offered to a store that has not heard of the end yet, beside what a leader has that
+#: stands still: where its host is gone, the end comes with its lease, or with the next one if that host watched leases.
+#: A part that leaves before ends the attempt, and nobody could say then why its supervisor is gone.
+RELEASE_LEASES, RELEASE_POLL_SECONDS = 3.0, 0.25
 _POLL_SECONDS = 0.005
 
 
@@ -129,6 +129,7 @@ class PartRun:
         for rank in self._ranks:
             rank.start_program(message)
         relay.run()
+        self._lease.main_thread.expect_within(main_thread_watch.END_SECONDS)
 
     def close(self, survivors: Mapping[int, str], quarantine: dict[int, str]) -> bool:
         """Say that nothing of the attempt is left here but `survivors`, and give the devices back once it has ended.
@@ -142,7 +143,8 @@ class PartRun:
             self._link.close()
         if self._logs is not None:
             self._logs.await_shipping()
-        deadline = monotonic() + max(RELEASE_SECONDS, RELEASE_LEASES * self._config.lease_seconds)
+        lease = self._config.lease_seconds
+        deadline = monotonic() + main_thread_watch.loop_seconds(lease) + RELEASE_LEASES * lease
         while not self._lease.release_devices(quarantine):
             if monotonic() > deadline:
                 return False

@@ -248,6 +248,7 @@ class RankRelay:
     # -- what time brings --------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> None:
+        self._lease.main_thread.expect_tick(self._config.lease_seconds)
         self._keep_link(now)
         silence = self._lease.seconds_since_renewal
         if self.over is not None:

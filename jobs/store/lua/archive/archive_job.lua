@@ -4,13 +4,13 @@
 -- Returns 'archived' | 'missing' | 'changed'
 local ref, version, remembered_seconds = unpack(ARGV)
 local tenant, id = split_job_ref(ref)
-local job = redis.call('HMGET', job_key(ref), 'state', 'version', 'idem')
-if not job[1] then return redis.call('GET', archived_key(ref)) == version and 'archived' or 'missing' end
+local job = redis.call('HMGET', keys.job(ref), 'state', 'version', 'idem')
+if not job[1] then return redis.call('GET', keys.archived(ref)) == version and 'archived' or 'missing' end
 if not is_terminal(job[1]) or job[2] ~= version then return 'changed' end
 forget_job(ref)
-redis.call('SET', archived_key(ref), version, 'EX', remembered_seconds)
+redis.call('SET', keys.archived(ref), version, 'EX', remembered_seconds)
 if job[3] and job[3] ~= '' then
-  local key = idempotency_key(tenant, job[3])
+  local key = keys.idempotency(tenant, job[3])
   local made, digest = job_of_idempotency_key(key)
   if made == id then redis.call('SET', key, id .. ' ' .. digest .. ' archived', 'KEEPTTL') end
 end

@@ -8,7 +8,7 @@ local READ = {
   string = function(key) return {redis.call('GET', key)} end,
   hash = function(key)
     local fields, kept = redis.call('HGETALL', key), {}
-    if key_family(key) ~= 'attempt' then return fields end
+    if keys.family(key) ~= 'attempt' then return fields end
     for i = 1, #fields, 2 do
       if fields[i] ~= 'link' then kept[#kept + 1], kept[#kept + 2] = fields[i], fields[i + 1] end
     end
@@ -19,10 +19,10 @@ local READ = {
 }
 local reply, cursor = {}, '0'
 repeat
-  local page = redis.call('SCAN', cursor, 'MATCH', ALL_KEYS, 'COUNT', 1000)
+  local page = redis.call('SCAN', cursor, 'MATCH', keys.ALL, 'COUNT', 1000)
   cursor = page[1]
   for _, key in ipairs(page[2]) do
-    if not LEFT_OUT[key_family(key)] then
+    if not LEFT_OUT[keys.family(key)] then
       local kind = redis.call('TYPE', key).ok
       reply[#reply + 1] = {key, kind, redis.call('PTTL', key), READ[kind](key)}
     end

@@ -1,6 +1,6 @@
 -- An archived job is deleted, so the Idempotency-Key that made it is free.
 -- Returns 'ok'
 local tenant, key, id = unpack(ARGV)
-local stored = idempotency_key(tenant, key)
+local stored = keys.idempotency(tenant, key)
 if job_of_idempotency_key(stored) == id then redis.call('DEL', stored) end
 return 'ok'

@@ -16,16 +16,16 @@ local MAX_NODES_SEEN = 256
 local MAX_NODES_FITTING, MAX_NODES_COMPARED = 3, 16  -- the second where devices that were slow are avoided
 
 local function end_backoff(from, to)
-  for _, ref in ipairs(redis.call('ZRANGEBYSCORE', BACKOFF_KEY, from, to, 'LIMIT', 0, max_jobs)) do
-    redis.call('ZREM', BACKOFF_KEY, ref)
+  for _, ref in ipairs(redis.call('ZRANGEBYSCORE', keys.BACKOFF, from, to, 'LIMIT', 0, max_jobs)) do
+    redis.call('ZREM', keys.BACKOFF, ref)
     queue_job(ref, 'waiting_for_devices', '')
   end
 end
 end_backoff('-inf', int(now))
-for _, ref in ipairs(redis.call('ZRANGEBYSCORE', TIMED_KEY, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
-  redis.call('ZREM', TIMED_KEY, ref)
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', keys.TIMED, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
+  redis.call('ZREM', keys.TIMED, ref)
   -- A process of an earlier version may have cancelled it, and leaves it here.
-  if read_field(job_key(ref), 'reason') == 'waiting_for_time' then queue_job(ref, 'waiting_for_devices', '') end
+  if read_field(keys.job(ref), 'reason') == 'waiting_for_time' then queue_job(ref, 'waiting_for_devices', '') end
 end
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 local check_quota = release_parked(max_jobs)
@@ -40,10 +40,10 @@ local pool, policy, hold, accounts, largest_gap, preempted
 local function find_fitting(devices, seen)
   local fitting, refused
   repeat
-    fitting = redis.call('ZRANGEBYSCORE', free_nodes_key(pool), devices, '+inf', 'LIMIT', 0, seen)
+    fitting = redis.call('ZRANGEBYSCORE', keys.free_nodes(pool), devices, '+inf', 'LIMIT', 0, seen)
     refused = 0
     for _, node in ipairs(policy.box ~= 'any' and fitting or {}) do
-      if not has_demanded_box(node, policy) then refused = refused + redis.call('ZREM', free_nodes_key(pool), node) end
+      if not has_demanded_box(node, policy) then refused = refused + redis.call('ZREM', keys.free_nodes(pool), node) end
     end
   until refused == 0
   return fitting
@@ -80,10 +80,25 @@ end
 local function hold_devices(node, attempt_ref, devices, careful)
   local chosen, held = take_devices(node, devices, careful), {}
   for i, device in ipairs(chosen) do held[2 * i - 1], held[2 * i] = device, attempt_ref end
-  redis.call('HSET', held_devices_key(node), unpack(held))
+  redis.call('HSET', keys.held_devices(node), unpack(held))
   refresh_node(node)
-  redis.call('ZADD', OUTBOX_KEY, int(now), node .. ' ' .. attempt_ref)
+  redis.call('ZADD', keys.OUTBOX, int(now), node .. ' ' .. attempt_ref)
   return table.concat(chosen, ',')
+end
+
+-- Takes the job that starts out of its queues. It is in no others, so that less has to be looked at than in `dequeue`.
+local function take_from_queue(head)
+  local queue = keys.queue(pool, head.class)
+  redis.call('ZREM', queue, head.ref)
+  redis.call('ZREM', keys.tenant_queue(pool, head.class, head.tenant), head.ref)
+  if redis.call('EXISTS', queue) == 0 then
+    local _, classes = class_of(pool, head.devices, head.nodes)
+    redis.call('SREM', classes, head.class)
+  end
+  if hold.ref == head.ref then
+    redis.call('DEL', keys.hold(pool))
+    hold = {}
+  end
 end
 
 -- The network of a job: that of the node where it gets none of its own, as those do whose ranks talk from node to node.
@@ -101,7 +116,7 @@ local function lease(head)
   if head.nodes > 1 then seen = GANG_NODES_FACTOR * head.nodes + GANG_NODES_MORE end
   local fitting = find_fitting(devices, seen)
   if #fitting < head.nodes then return false end
-  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid', 'suspended')
+  local job = redis.call('HMGET', keys.job(ref), 'attempt', 'avoid', 'suspended')
   if job[3] == '1' then  -- an earlier version has ended its attempt, and queued it
     dequeue(ref)
     move(ref, 'queued', 'suspended', '')
@@ -111,8 +126,7 @@ local function lease(head)
   if not nodes then return false end
   local number = tonumber(job[1]) + 1
   local attempt_ref, network = ref .. '/' .. number, choose_network(nodes)
-  dequeue(ref)
-  if hold.ref == ref then hold = {} end
+  take_from_queue(head)
   local leased = hold_devices(nodes[1], attempt_ref, devices, careful)
   local fields = {'node', nodes[1], 'leased', leased, 'state', 'leased', 'beat', 0, 'created', int(now), 'network', network}
   local followers = {}
@@ -125,10 +139,10 @@ local function lease(head)
     followers[part] = node .. ':' .. taken
   end
   if nodes[2] then fields[#fields + 1], fields[#fields + 2] = 'parts', #nodes end
-  redis.call('HSET', attempt_key(ref, number), unpack(fields))
-  redis.call('SADD', LEASES_KEY, attempt_ref)
-  redis.call('ZADD', placed_key(pool), 100 - math.floor(head.score / LEVEL), attempt_ref)
-  charge_account(pool, head.tenant, account_of(head.tenant), devices * #nodes)
+  redis.call('HSET', keys.attempt(ref, number), unpack(fields))
+  redis.call('SADD', keys.LEASES, attempt_ref)
+  redis.call('ZADD', keys.placed(pool), 100 - math.floor(head.score / LEVEL), attempt_ref)
+  charge_account(pool, head.tenant, account_of(head.tenant), devices * #nodes, now)
   local placed = {'attempt', number, 'node', nodes[1], 'leased', leased, 'network', network}
   if nodes[2] then placed[#placed + 1], placed[#placed + 2] = 'followers', table.concat(followers, ' ') end
   move(ref, 'starting', 'starting', '', placed)
@@ -138,10 +152,10 @@ end
 
 -- Whether a node takes work, and has enough devices that are not in quarantine, however many of them are busy.
 local function could_fit(node, devices)
-  if not redis.call('ZSCORE', free_nodes_key(pool), node) then return false end
-  local count = tonumber(read_field(node_key(node), 'count'))
+  if not redis.call('ZSCORE', keys.free_nodes(pool), node) then return false end
+  local count = tonumber(read_field(keys.node(node), 'count'))
   local usable = count
-  for _, device in ipairs(redis.call('HKEYS', quarantine_key(node))) do
+  for _, device in ipairs(redis.call('HKEYS', keys.quarantine(node))) do
     if tonumber(device) < count then usable = usable - 1 end
   end
   return usable >= devices
@@ -153,7 +167,7 @@ local function current_turn(score, tenant) return turn_of(score, rank_of(account
 -- What is kept in the pool. Nodes of which one went away, shrank, lost devices to quarantine or reaches the others no more
 -- are not: the job could never start there.
 local function read_hold()
-  local key = hold_key(pool)
+  local key = keys.hold(pool)
   local found = redis.call('HMGET', key, 'node', 'score', 'devices', 'ref')
   if not found[1] then return {} end
   local nodes, fitting, count = {}, {}, 0
@@ -173,7 +187,7 @@ end
 local function hold_nodes(head, chosen)
   hold = {nodes = {}, score = head.score, ref = head.ref, tenant = head.tenant, turn = head.turn}
   for _, node in ipairs(chosen) do hold.nodes[node] = true end
-  redis.call('HSET', hold_key(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
+  redis.call('HSET', keys.hold(pool), 'ref', head.ref, 'node', table.concat(chosen, ' '), 'devices', head.devices,
     'score', int(head.score))
 end
 
@@ -181,10 +195,10 @@ end
 -- A job from the future means that the clock was set back: it has waited.
 local function keep_nodes(head)
   if hold.ref and not comes_before(head, hold) then return end
-  local waited = now - tonumber(read_field(job_key(head.ref), 'created'))
+  local waited = now - tonumber(read_field(keys.job(head.ref), 'created'))
   if waited >= 0 and waited < hold_us then return end
   local large = {}
-  for _, node in ipairs(redis.call('ZREVRANGE', free_nodes_key(pool), 0, MAX_NODES_SEEN - 1)) do
+  for _, node in ipairs(redis.call('ZREVRANGE', keys.free_nodes(pool), 0, MAX_NODES_SEEN - 1)) do
     if could_fit(node, head.devices) then large[#large + 1] = node end
     if head.nodes == 1 and large[1] then break end
   end
@@ -219,12 +233,15 @@ local function renew_heads(heads, started)
   return renewed
 end
 
-for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
+for _, name in ipairs(redis.call('SMEMBERS', keys.POOLS)) do
   pool, policy, accounts, preempted = name, read_policy(name), {}, false
-  hold = read_hold()
-  largest_gap = tonumber(redis.call('ZREVRANGE', free_nodes_key(pool), 0, 0, 'WITHSCORES')[2] or 0)
+  largest_gap = tonumber(redis.call('ZREVRANGE', keys.free_nodes(pool), 0, 0, 'WITHSCORES')[2] or 0)
   local heads = {}
-  for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(pool, class, accounts) or nil end
+  -- While nothing is free, nothing starts, and nodes need not be kept: the first device that is free again is looked at here.
+  if largest_gap > 0 or policy.preempt then
+    hold = read_hold()
+    for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(pool, class, accounts) or nil end
+  end
   while #heads > 0 and #created < max_jobs do
     local first = 1
     for i = 2, #heads do
@@ -243,8 +260,8 @@ for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
 end
 
 -- A due time further ahead than one interval means that the clock was set back: due now.
-local hints = redis.call('ZRANGEBYSCORE', OUTBOX_KEY, '-inf', int(now), 'LIMIT', 0, max_hints)
-local ahead = redis.call('ZRANGEBYSCORE', OUTBOX_KEY, '(' .. int(now + resend_us), '+inf', 'LIMIT', 0, max_hints)
+local hints = redis.call('ZRANGEBYSCORE', keys.OUTBOX, '-inf', int(now), 'LIMIT', 0, max_hints)
+local ahead = redis.call('ZRANGEBYSCORE', keys.OUTBOX, '(' .. int(now + resend_us), '+inf', 'LIMIT', 0, max_hints)
 for _, hint in ipairs(ahead) do hints[#hints + 1] = hint end
-for _, hint in ipairs(hints) do redis.call('ZADD', OUTBOX_KEY, int(now + resend_us), hint) end
+for _, hint in ipairs(hints) do redis.call('ZADD', keys.OUTBOX, int(now + resend_us), hint) end
 return {created, hints}

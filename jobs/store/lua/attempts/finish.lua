@@ -4,7 +4,7 @@
 -- Returns 'ok' | 'lost'
 local ref, number, claimant, reason, message, cause, failed, result, backoff_us, max_losses, dead_on_node, measured =
   unpack(ARGV, 1, 12)
-local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant', 'reason', 'requeue', 'requeue_as')
+local attempt = redis.call('HMGET', keys.attempt(ref, number), 'state', 'claimant', 'reason', 'requeue', 'requeue_as')
 if attempt[2] ~= claimant then return 'lost' end
 
 local function release()
@@ -19,14 +19,14 @@ if attempt[1] == 'ended' then
   return (attempt[3] == reason or stopped) and release() or 'lost'
 end
 if reason == 'service_stopped' then  -- a supervisor knows that it was told to stop, and not why
-  local function is_stopping(node) return read_field(node_key(node), 'stopping') == '1' end
-  local function moves_attempts(node) return redis.call('HEXISTS', node_key(node), 'moving') == 1 end  -- or just did
+  local function is_stopping(node) return read_field(keys.node(node), 'stopping') == '1' end
+  local function moves_attempts(node) return redis.call('HEXISTS', keys.node(node), 'moving') == 1 end  -- or just did
   if not find_node_of_attempt(ref, number, is_stopping) then
     local moving = find_node_of_attempt(ref, number, moves_attempts)
     if attempt[5] then
       reason, message = attempt[5], STOP_REASONS[attempt[5]]
     elseif attempt[4] then
-      local low = find_node_of_attempt(ref, number, has_low_disk) or read_field(attempt_key(ref, number), 'node')
+      local low = find_node_of_attempt(ref, number, has_low_disk) or read_field(keys.attempt(ref, number), 'node')
       reason, message = attempt[4], low_disk_message(low)
     elseif moving then
       reason, message = 'drained', 'node ' .. moving .. ' is being drained, and its deadline was over'

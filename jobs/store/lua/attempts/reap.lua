@@ -6,20 +6,20 @@
 -- is when it was taken for down, or is not known any more.
 -- Returns 'ok' | 'alive' | 'ended', and the reason
 local ref, number, heartbeat, reason, message, backoff_us, max_losses, node, node_heartbeat, node_message = unpack(ARGV)
-local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'node')
+local attempt = redis.call('HMGET', keys.attempt(ref, number), 'state', 'node')
 if attempt[1] ~= 'leased' and attempt[1] ~= 'claimed' then return {'ended', ''} end
 if node == '' then node = attempt[2] end
 local part = part_on_node(ref, number, node)
 if not part then return {'ended', ''} end
-local found = redis.call('HMGET', attempt_key(ref, number), part_field('state', part), part_field('beat', part))
+local found = redis.call('HMGET', keys.attempt(ref, number), part_field('state', part), part_field('beat', part))
 if heartbeat ~= '' and found[2] ~= heartbeat then return {'alive', ''} end
 local unclaimed = found[1] == 'leased'
 if heartbeat ~= '' then
-  local there = redis.call('HMGET', node_key(node), 'alive', 'beat')
+  local there = redis.call('HMGET', keys.node(node), 'alive', 'beat')
   if there[1] ~= '1' or there[2] == node_heartbeat then
     reason, message = 'node_lost', node_message
     if there[1] == '1' then  -- nothing more goes there until its next heartbeat
-      redis.call('HSET', node_key(node), 'alive', '')
+      redis.call('HSET', keys.node(node), 'alive', '')
       refresh_node(node)
     end
   elseif unclaimed then

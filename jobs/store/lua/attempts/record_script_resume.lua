@@ -2,11 +2,11 @@
 -- one brought the job further, so only losses since then still count.
 -- Returns 'ok' | 'lost'
 local ref, number, claimant, saved_by = unpack(ARGV)
-local attempt = redis.call('HMGET', attempt_key(ref, number), 'state', 'claimant')
+local attempt = redis.call('HMGET', keys.attempt(ref, number), 'state', 'claimant')
 if attempt[1] ~= 'claimed' or attempt[2] ~= claimant then return 'lost' end
 local since = tonumber(number) - tonumber(saved_by)
-if since < tonumber(read_field(job_key(ref), 'losses')) then
-  redis.call('HSET', job_key(ref), 'losses', since)
+if since < tonumber(read_field(keys.job(ref), 'losses')) then
+  redis.call('HSET', keys.job(ref), 'losses', since)
   grow_version(ref)
 end
 return 'ok'

@@ -2,7 +2,7 @@
 -- of a device and the reason for its quarantine.
 -- Returns how many devices changed hands; -1 when the attempt is still live.
 local node, attempt_ref = unpack(ARGV, 1, 2)
-if redis.call('SISMEMBER', LEASES_KEY, attempt_ref) == 1 then return -1 end
+if redis.call('SISMEMBER', keys.LEASES, attempt_ref) == 1 then return -1 end
 local bad = {}
 for i = 3, #ARGV, 2 do bad[ARGV[i]] = ARGV[i + 1] end
 return free_devices(node, attempt_ref, bad)

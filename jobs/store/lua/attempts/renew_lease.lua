@@ -2,5 +2,5 @@
 -- Returns 'go' | 'profile' | 'cancel' | 'stop' | 'lost'
 local ref, number, claimant, part = unpack(ARGV)
 local command = command_for(ref, number, claimant, part)
-if command ~= 'lost' then redis.call('HINCRBY', attempt_key(ref, number), part_field('beat', tonumber(part)), 1) end
+if command ~= 'lost' then redis.call('HINCRBY', keys.attempt(ref, number), part_field('beat', tonumber(part)), 1) end
 return command

@@ -3,10 +3,10 @@
 -- Returns {'ok', the attempt, the number of the profile} | {'missing'} | {'not_running', state} | {'busy', number}
 --   | {'too_many'}
 local ref, steps, max_profiles, patience_us = unpack(ARGV)
-local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
+local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'cancel')
 if not job[1] then return {'missing'} end
 if job[1] ~= 'running' or job[3] == '1' then return {'not_running', job[1] == 'running' and 'cancelling' or job[1]} end
-local key = attempt_key(ref, job[2])
+local key = keys.attempt(ref, job[2])
 local attempt = redis.call('HMGET', key, 'state', 'node', 'profile', 'profile_number', 'profile_at')
 if attempt[1] ~= 'claimed' then return {'not_running', 'ending'} end
 local number, now = tonumber(attempt[4] or 0), now_us()

@@ -4,7 +4,7 @@ local tenant, state, after_id, pool, label_key, label_value, name, max_jobs, max
 max_jobs, max_scanned = tonumber(max_jobs), tonumber(max_scanned)
 local matches = job_matcher(state, pool, label_key, label_value, name)
 local counts = {cancelled = 0, cancelling = 0}
-local ids = redis.call('ZREVRANGEBYLEX', jobs_in_state_key(tenant, state), '(' .. after_id, '-', 'LIMIT', 0, max_scanned)
+local ids = redis.call('ZREVRANGEBYLEX', keys.jobs_in_state(tenant, state), '(' .. after_id, '-', 'LIMIT', 0, max_scanned)
 local after, changed = '', 0
 for _, id in ipairs(ids) do
   if changed == max_jobs then break end

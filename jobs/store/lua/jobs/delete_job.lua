@@ -2,12 +2,12 @@
 -- Returns 'deleted' | 'missing' | 'not_finished'
 local tenant, id = unpack(ARGV)
 local ref = tenant .. '/' .. id
-local job = redis.call('HMGET', job_key(ref), 'state', 'idem')
+local job = redis.call('HMGET', keys.job(ref), 'state', 'idem')
 if not job[1] then return 'missing' end
 if not is_terminal(job[1]) then return 'not_finished' end
 forget_job(ref)
 if job[2] and job[2] ~= '' then
-  local key = idempotency_key(tenant, job[2])
+  local key = keys.idempotency(tenant, job[2])
   if job_of_idempotency_key(key) == id then redis.call('DEL', key) end
 end
 return 'deleted'

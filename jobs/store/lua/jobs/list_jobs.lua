@@ -11,9 +11,9 @@ local chunk = all and limit + 1 or math.max(limit + 1, 50)
 local MAX_LISTED_BYTES = 2048
 local queues, rooms, scanned = {}, {}, 0
 local function add_queue(id)
-  local its_pool, score = unpack(redis.call('HMGET', job_key(tenant .. '/' .. id), 'pool', 'score'))
+  local its_pool, score = unpack(redis.call('HMGET', keys.job(tenant .. '/' .. id), 'pool', 'score'))
   rooms[its_pool] = rooms[its_pool] or pool_room(its_pool)
-  queues[#queues + 1] = {id, jobs_ahead(its_pool, score), unpack(rooms[its_pool])}
+  queues[#queues + 1] = {id, jobs_ahead(its_pool, score, tenant), unpack(rooms[its_pool])}
 end
 
 -- Adds the jobs of an index that match, down to the id `lowest`; its members have `prefix` before the id. Returns whether
@@ -31,7 +31,7 @@ local function walk(index, prefix, lowest)
       local ref = tenant .. '/' .. id
       if all or matches(ref) then
         reply[#reply + 1] = id
-        local values = redis.call('HMGET', job_key(ref), unpack(ARGV, 11))
+        local values = redis.call('HMGET', keys.job(ref), unpack(ARGV, 11))
         for field = 1, #ARGV - 10 do  -- a program may have chosen the message: a page has many
           if ARGV[10 + field] == 'message' and values[field] then values[field] = cut_text(values[field], MAX_LISTED_BYTES) end
         end
@@ -43,11 +43,11 @@ local function walk(index, prefix, lowest)
   end
 end
 
-local list = state ~= '' and jobs_in_state_key(tenant, state) or jobs_key(tenant)
-local named = name ~= '' and redis.call('GET', NAMED_KEY)
+local list = state ~= '' and keys.jobs_in_state(tenant, state) or keys.jobs(tenant)
+local named = name ~= '' and redis.call('GET', keys.NAMED)
 local ended
 if named then
-  ended = walk(names_key(tenant), name_digest(name), named)
+  ended = walk(keys.names(tenant), name_digest(name), named)
   if ended and named ~= '' then  -- older ones may not be in the index by name
     if after == '' or after > named then after = named end
     ended = walk(list, '', '')

@@ -1,7 +1,7 @@
 -- One job, with what its queue looks like if it waits there.
 -- Returns {spec, fields, queue...} (see `queue_view`), {1, queue...} where it has the version that is known or {}
 local ref, known_version = unpack(ARGV)
-if known_version ~= '' and read_field(job_key(ref), 'version') == known_version then return {1, queue_view(ref)} end
-local fields = redis.call('HGETALL', job_key(ref))
+if known_version ~= '' and read_field(keys.job(ref), 'version') == known_version then return {1, queue_view(ref)} end
+local fields = redis.call('HGETALL', keys.job(ref))
 if #fields == 0 then return {} end
-return {redis.call('GET', spec_key(ref)) or '', fields, queue_view(ref)}
+return {redis.call('GET', keys.spec(ref)) or '', fields, queue_view(ref)}

@@ -1,4 +1,4 @@
 -- The versions of jobs, in the order of their refs; '' for one that is gone.
 local reply = {}
-for i, ref in ipairs(ARGV) do reply[i] = read_field(job_key(ref), 'version') end
+for i, ref in ipairs(ARGV) do reply[i] = read_field(keys.job(ref), 'version') end
 return reply

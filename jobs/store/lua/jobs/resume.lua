@@ -2,11 +2,11 @@
 -- them, and starts again.
 -- Returns 'ok' (also where it was not suspended) | 'finished' | 'missing'
 local ref = unpack(ARGV)
-local state, suspended, reason = unpack(redis.call('HMGET', job_key(ref), 'state', 'suspended', 'reason'))
+local state, suspended, reason = unpack(redis.call('HMGET', keys.job(ref), 'state', 'suspended', 'reason'))
 if not state then return 'missing' end
 if is_terminal(state) then return 'finished' end
 if suspended ~= '1' then return 'ok' end
-redis.call('HDEL', job_key(ref), 'suspended')
+redis.call('HDEL', keys.job(ref), 'suspended')
 if state ~= 'queued' then
   move(ref, state, reason, 'it leaves its devices, since it was suspended, and starts again')
 elseif reason == 'suspended' then

@@ -6,48 +6,48 @@
 local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
   parent, token, bundle, wall, start_after = unpack(ARGV)
 local ref = tenant .. '/' .. id
-local key = idem ~= '' and idempotency_key(tenant, idem)
+local key = idem ~= '' and keys.idempotency(tenant, idem)
 if key then
   local earlier, its_digest, archived = string.match(redis.call('GET', key) or '', '^(%S+) (%S*) ?(%S*)$')
   -- A key names its job until that is deleted; in an archive it is there as well.
-  if earlier and (archived ~= '' or redis.call('EXISTS', job_key(tenant .. '/' .. earlier)) == 1) then
+  if earlier and (archived ~= '' or redis.call('EXISTS', keys.job(tenant .. '/' .. earlier)) == 1) then
     return {digest == its_digest and 'exists' or 'conflict', earlier}
   end
 end
-if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
+if redis.call('EXISTS', keys.job(ref)) == 1 then return {'exists', id} end
 local bundle_ref = bundle ~= '' and tenant .. '/' .. bundle
-if redis.call('SISMEMBER', POOLS_KEY, pool) == 0 then
-  return {'unknown_pool', unpack(redis.call('SMEMBERS', POOLS_KEY))}
+if redis.call('SISMEMBER', keys.POOLS, pool) == 0 then
+  return {'unknown_pool', unpack(redis.call('SMEMBERS', keys.POOLS))}
 end
-local largest = redis.call('ZREVRANGE', node_sizes_key(pool), 0, 0, 'WITHSCORES')
+local largest = redis.call('ZREVRANGE', keys.node_sizes(pool), 0, 0, 'WITHSCORES')
 if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', largest[2] or '0'} end
-local able = nodes ~= '1' and redis.call('ZCOUNT', node_sizes_key(pool), devices, '+inf')
+local able = nodes ~= '1' and redis.call('ZCOUNT', keys.node_sizes(pool), devices, '+inf')
 if able and able < tonumber(nodes) then return {'too_few_nodes', tostring(able)} end
 -- Last, so that nobody uploads code for a job that could not run anyway.
-if bundle_ref and redis.call('EXISTS', bundle_key(bundle_ref)) == 0 then return {'unknown_bundle'} end
+if bundle_ref and redis.call('EXISTS', keys.bundle(bundle_ref)) == 0 then return {'unknown_bundle'} end
 local refused = refuse_submit(tenant, token, devices * nodes, #spec)
 if refused then return refused end
 
 -- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
-local arrived, created = redis.call('INCR', SEQUENCE_KEY), int(now_us())
+local arrived, created = redis.call('INCR', keys.SEQUENCE), int(now_us())
 local delay = string.match(start_after, '^%+(%d+)$')
 if delay then start_after = int(tonumber(created) + tonumber(delay)) end
 local score = (100 - tonumber(priority)) * 2 ^ 45 + arrived
-redis.call('SET', spec_key(ref), spec)
-redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
+redis.call('SET', keys.spec(ref), spec)
+redis.call('HSET', keys.job(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
   'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
   'score', int(score), 'created', created, 'version', 0, 'wall', wall)
-if nodes ~= '1' then redis.call('HSET', job_key(ref), 'nodes', nodes) end
+if nodes ~= '1' then redis.call('HSET', keys.job(ref), 'nodes', nodes) end
 for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem, start_after = start_after}) do
-  if value ~= '' then redis.call('HSET', job_key(ref), field, value) end
+  if value ~= '' then redis.call('HSET', keys.job(ref), field, value) end
 end
-redis.call('ZADD', jobs_key(tenant), 0, id)
-redis.call('ZADD', names_key(tenant), 0, name_digest(name) .. id)
-if redis.call('EXISTS', NAMED_KEY) == 0 then
+redis.call('ZADD', keys.jobs(tenant), 0, id)
+redis.call('ZADD', keys.names(tenant), 0, name_digest(name) .. id)
+if redis.call('EXISTS', keys.NAMED) == 0 then
   -- APIs of an earlier version do not know the index. They may go on beside this one for a quarter of an hour.
-  redis.call('SET', NAMED_KEY, arrived == 1 and '' or id_at(created + 900 * 1000000))
+  redis.call('SET', keys.NAMED, arrived == 1 and '' or id_at(created + 900 * 1000000))
 end
 if bundle_ref then use_bundle(bundle_ref, 1) end
 queue_job(ref, 'waiting_for_devices', '')
 if key then redis.call('SET', key, id .. ' ' .. digest, 'EX', remembered_seconds) end
-return {'created', id, created, start_after, read_field(job_key(ref), 'reason'), queue_view(ref)}
+return {'created', id, created, start_after, read_field(keys.job(ref), 'reason'), queue_view(ref)}

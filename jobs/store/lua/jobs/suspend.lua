@@ -2,19 +2,19 @@
 -- done, and leaves them; one that no supervisor has taken yet leaves them at once.
 -- Returns 'suspended' | 'suspending' | 'cancelling' | 'finished' | 'missing'
 local ref = unpack(ARGV)
-local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel', 'suspended', 'reason')
+local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'cancel', 'suspended', 'reason')
 if not job[1] then return 'missing' end
 if is_terminal(job[1]) then return 'finished' end
 if job[3] == '1' then return 'cancelling' end
 if job[4] == '1' then return job[1] == 'queued' and 'suspended' or 'suspending' end
-redis.call('HSET', job_key(ref), 'suspended', '1')
+redis.call('HSET', keys.job(ref), 'suspended', '1')
 if job[1] == 'queued' then
   dequeue(ref)
   unpark(ref)
   move(ref, 'queued', 'suspended', '')
   return 'suspended'
 end
-if read_field(attempt_key(ref, job[2]), 'state') == 'leased' then
+if read_field(keys.attempt(ref, job[2]), 'state') == 'leased' then
   settle_attempt(ref, job[2], 'suspended', STOP_REASONS.suspended, 'stop', '', '', 0, 0)
   return 'suspended'
 end

@@ -2,7 +2,7 @@
 -- a thousand times. Only an economy; every decision is a compare-and-set anyway.
 -- Returns 0 for the leader, for the others the milliseconds until the lead may be free.
 local candidate, ttl_ms = unpack(ARGV)
-local leader = redis.call('GET', LEADER_KEY)
-if leader and leader ~= candidate then return math.max(1, redis.call('PTTL', LEADER_KEY)) end
-redis.call('SET', LEADER_KEY, candidate, 'PX', ttl_ms)
+local leader = redis.call('GET', keys.LEADER)
+if leader and leader ~= candidate then return math.max(1, redis.call('PTTL', keys.LEADER)) end
+redis.call('SET', keys.LEADER, candidate, 'PX', ttl_ms)
 return 0

@@ -6,14 +6,14 @@
 -- registers anew. `enabled` is '1' or ''; `seconds` is '' without a deadline.
 -- Returns 'ok' | 'missing'
 local node, mode, enabled, seconds = unpack(ARGV)
-if redis.call('EXISTS', node_key(node)) == 0 then return 'missing' end
-redis.call('HSET', node_key(node), mode, enabled)
+if redis.call('EXISTS', keys.node(node)) == 0 then return 'missing' end
+redis.call('HSET', keys.node(node), mode, enabled)
 if enabled == '1' then
   -- A worker that leaves, and sets no deadline, leaves the operator's as it is.
   if mode == 'draining' or seconds ~= '' then set_drain_deadline(node, seconds) end
   if seconds ~= '' and tonumber(seconds) <= 0 then evict_attempts(node) end
   requeue_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
-elseif read_field(node_key(node), 'draining') ~= '1' and read_field(node_key(node), 'leaving') ~= '1' then
+elseif read_field(keys.node(node), 'draining') ~= '1' and read_field(keys.node(node), 'leaving') ~= '1' then
   set_drain_deadline(node, '')
 end
 refresh_node(node)

@@ -2,7 +2,7 @@
 -- other nodes.
 -- Returns 'ok' | 'changed' (it drains no longer, or with another deadline)
 local node, drain = unpack(ARGV)
-local found = redis.call('HMGET', node_key(node), 'drain', 'drain_left')
+local found = redis.call('HMGET', keys.node(node), 'drain', 'drain_left')
 if found[1] ~= drain or not found[2] then return 'changed' end
 evict_attempts(node)
 return 'ok'

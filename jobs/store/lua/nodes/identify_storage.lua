@@ -2,6 +2,6 @@
 -- same.
 -- Returns {nonce, format}, those that count.
 local proposed_nonce, format = unpack(ARGV)
-redis.call('SET', STORAGE_KEY, proposed_nonce, 'NX')
-redis.call('SET', FORMAT_KEY, format, 'NX')
-return {redis.call('GET', STORAGE_KEY), redis.call('GET', FORMAT_KEY)}
+redis.call('SET', keys.STORAGE, proposed_nonce, 'NX')
+redis.call('SET', keys.FORMAT, format, 'NX')
+return {redis.call('GET', keys.STORAGE), redis.call('GET', keys.FORMAT)}

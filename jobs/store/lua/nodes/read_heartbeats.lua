@@ -2,9 +2,9 @@
 -- counter of its heartbeats.
 -- Returns {{attempt ref, counter, node}..., {node, counter}...} as two lists; the leader's part is the first of an attempt.
 local leases, nodes = {}, {}
-for _, attempt_ref in ipairs(redis.call('SMEMBERS', LEASES_KEY)) do
+for _, attempt_ref in ipairs(redis.call('SMEMBERS', keys.LEASES)) do
   local ref, number = split_attempt_ref(attempt_ref)
-  local key = attempt_key(ref, number)
+  local key = keys.attempt(ref, number)
   local beat, node, parts = unpack(redis.call('HMGET', key, 'beat', 'node', 'parts'))
   leases[#leases + 1] = {attempt_ref, beat, node}
   for part = 1, tonumber(parts or 1) - 1 do
@@ -12,8 +12,8 @@ for _, attempt_ref in ipairs(redis.call('SMEMBERS', LEASES_KEY)) do
     leases[#leases + 1] = {attempt_ref, beat, node}
   end
 end
-for _, node in ipairs(redis.call('SMEMBERS', NODES_KEY)) do
-  local fields = redis.call('HMGET', node_key(node), 'alive', 'beat')
+for _, node in ipairs(redis.call('SMEMBERS', keys.NODES)) do
+  local fields = redis.call('HMGET', keys.node(node), 'alive', 'beat')
   if fields[1] == '1' then nodes[#nodes + 1] = {node, fields[2]} end
 end
 return {leases, nodes}

@@ -2,4 +2,4 @@
 -- Returns {line, position...}
 local device, before, limit = unpack(ARGV)
 local from = before == '' and '+inf' or '(' .. before
-return redis.call('ZREVRANGEBYSCORE', history_key(device), from, '-inf', 'WITHSCORES', 'LIMIT', 0, limit)
+return redis.call('ZREVRANGEBYSCORE', keys.history(device), from, '-inf', 'WITHSCORES', 'LIMIT', 0, limit)

@@ -6,22 +6,22 @@
 -- until they are to move ('' when they need not, or are moving) | replaced | unknown
 local node, instance, known_drain, known_left, low = unpack(ARGV)
 local registered, alive, drain, left, moving =
-  unpack(redis.call('HMGET', node_key(node), 'instance', 'alive', 'drain', 'drain_left', 'moving'))
+  unpack(redis.call('HMGET', keys.node(node), 'instance', 'alive', 'drain', 'drain_left', 'moving'))
 if not registered then return {'unknown'} end
 if registered ~= instance then return {'replaced'} end
-redis.call('HINCRBY', node_key(node), 'beat', 1)
+redis.call('HINCRBY', keys.node(node), 'beat', 1)
 if alive ~= '1' then
-  redis.call('HSET', node_key(node), 'alive', '1')
+  redis.call('HSET', keys.node(node), 'alive', '1')
   post_node_event('node.up', node, '', '')
   refresh_node(node)
 end
 set_low_disk(node, instance, low)
 if left and drain == known_drain then
   left = known_left
-  redis.call('HSET', node_key(node), 'drain_left', left, 'drain_until', int(now_us() + tonumber(left) * 1000000))
+  redis.call('HSET', keys.node(node), 'drain_left', left, 'drain_until', int(now_us() + tonumber(left) * 1000000))
 end
 local seen, reply = {}, {'ok', drain or '0', moving ~= '1' and left or ''}
-for _, attempt_ref in ipairs(redis.call('HVALS', held_devices_key(node))) do
+for _, attempt_ref in ipairs(redis.call('HVALS', keys.held_devices(node))) do
   if not seen[attempt_ref] then
     seen[attempt_ref] = true
     local ref, number = split_attempt_ref(attempt_ref)

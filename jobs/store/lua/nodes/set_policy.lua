@@ -1,7 +1,7 @@
 -- The operator sets the policy of a pool, JSON, or ('') takes it away. The pool need not have a node yet. It counts for what
 -- is dispatched from now on; what runs goes on.
 local pool, policy = unpack(ARGV)
-if policy ~= '' then redis.call('HSET', POLICIES_KEY, pool, policy) else redis.call('HDEL', POLICIES_KEY, pool) end
-for _, node in ipairs(redis.call('ZRANGE', node_sizes_key(pool), 0, -1)) do refresh_node(node) end
+if policy ~= '' then redis.call('HSET', keys.POLICIES, pool, policy) else redis.call('HDEL', keys.POLICIES, pool) end
+for _, node in ipairs(redis.call('ZRANGE', keys.node_sizes(pool), 0, -1)) do refresh_node(node) end
 wake_scheduler()
 return 'ok'

@@ -2,11 +2,11 @@
 -- when the node says so itself, because it leaves.
 -- Returns 'ok' | 'alive'
 local node, heartbeat = unpack(ARGV)
-if redis.call('EXISTS', node_key(node)) == 0 then return 'ok' end
-if heartbeat ~= '' and read_field(node_key(node), 'beat') ~= heartbeat then return 'alive' end
-if read_field(node_key(node), 'alive') == '1' then
+if redis.call('EXISTS', keys.node(node)) == 0 then return 'ok' end
+if heartbeat ~= '' and read_field(keys.node(node), 'beat') ~= heartbeat then return 'alive' end
+if read_field(keys.node(node), 'alive') == '1' then
   post_node_event('node.down', node, '', heartbeat == '' and 'its worker has left' or 'its heartbeat stood still')
 end
-redis.call('HSET', node_key(node), 'alive', '')
+redis.call('HSET', keys.node(node), 'alive', '')
 refresh_node(node)
 return 'ok'

@@ -4,11 +4,11 @@ local account, quota = unpack(ARGV)
 local before = read_quota(account)
 if before then settle_time(account, before, now_ms()) end
 if quota ~= '' then
-  redis.call('HSET', QUOTAS_KEY, account, quota)
+  redis.call('HSET', keys.QUOTAS, account, quota)
   recount_usage(account, cjson.decode(quota))
 else
-  redis.call('HDEL', QUOTAS_KEY, account)
-  redis.call('DEL', usage_key(account))
+  redis.call('HDEL', keys.QUOTAS, account)
+  redis.call('DEL', keys.usage(account))
 end
 put_back_all(account)
 wake_scheduler()

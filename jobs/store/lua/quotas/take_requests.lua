@@ -6,7 +6,7 @@ local tenant, token, wanted, of_token, of_tenant = unpack(ARGV)
 local now, buckets = now_ms(), {}
 for account, limit in pairs({[tenant] = tonumber(of_tenant), [tenant .. '/' .. token] = tonumber(of_token)}) do
   if limit > 0 then
-    local left, at = unpack(redis.call('HMGET', rate_key(account), 'left', 'at'))
+    local left, at = unpack(redis.call('HMGET', keys.rate(account), 'left', 'at'))
     local gained = math.max(0, now - tonumber(at or now)) * limit / 60000
     buckets[account] = {limit = limit, left = math.min(limit, tonumber(left or limit) + gained)}
   end
@@ -20,7 +20,7 @@ local least = math.huge
 for account, bucket in pairs(buckets) do
   local left = bucket.left - granted
   least = math.min(least, left)
-  redis.call('HSET', rate_key(account), 'left', string.format('%.3f', left), 'at', int(now))
-  redis.call('PEXPIRE', rate_key(account), 60000)
+  redis.call('HSET', keys.rate(account), 'left', string.format('%.3f', left), 'at', int(now))
+  redis.call('PEXPIRE', keys.rate(account), 60000)
 end
 return {granted, least == math.huge and -1 or math.floor(least), granted == 0 and math.ceil(wait) or 0}

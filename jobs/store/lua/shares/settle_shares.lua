@@ -5,11 +5,11 @@ local now = now_us()
 
 -- Devices by pool and tenant, and the priorities of attempts by pool.
 local leased, placed = {}, {}
-for _, pool in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do leased[pool] = {} end
-for _, attempt_ref in ipairs(redis.call('SMEMBERS', LEASES_KEY)) do
+for _, pool in ipairs(redis.call('SMEMBERS', keys.POOLS)) do leased[pool] = {} end
+for _, attempt_ref in ipairs(redis.call('SMEMBERS', keys.LEASES)) do
   local ref = split_attempt_ref(attempt_ref)
   local tenant = split_job_ref(ref)
-  local pool, devices, nodes, priority = unpack(redis.call('HMGET', job_key(ref), 'pool', 'devices', 'nodes', 'priority'))
+  local pool, devices, nodes, priority = unpack(redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes', 'priority'))
   leased[pool], placed[pool] = leased[pool] or {}, placed[pool] or {}
   placed[pool][attempt_ref] = priority
   leased[pool][tenant] = (leased[pool][tenant] or 0) + devices * (nodes or 1)
@@ -18,14 +18,14 @@ end
 -- The ranks of those tenants that have another one than before.
 local function settle_pool(pool, devices)
   local ranks = {}
-  for _, tenant in ipairs(redis.call('HKEYS', pool_use_key(pool))) do devices[tenant] = devices[tenant] or 0 end
+  for _, tenant in ipairs(redis.call('HKEYS', keys.pool_use(pool))) do devices[tenant] = devices[tenant] or 0 end
   for tenant, count in pairs(devices) do
     local account = read_account(pool, tenant)
     local had = account.devices
     settle_account(account, now)
     account.devices = count
     if account.used < 1 and count == 0 then
-      redis.call('HDEL', pool_use_key(pool), tenant)
+      redis.call('HDEL', keys.pool_use(pool), tenant)
       ranks[tenant] = 0
     elseif had > 0 or count > 0 then
       write_account(pool, tenant, account)
@@ -38,28 +38,28 @@ end
 -- An earlier version neither enters the attempts that it leases, nor takes out those that it ends.
 local function correct_placed(pool, priorities)
   local known = {}
-  for _, attempt_ref in ipairs(redis.call('ZRANGE', placed_key(pool), 0, -1)) do
+  for _, attempt_ref in ipairs(redis.call('ZRANGE', keys.placed(pool), 0, -1)) do
     known[attempt_ref] = true
-    if not priorities[attempt_ref] then redis.call('ZREM', placed_key(pool), attempt_ref) end
+    if not priorities[attempt_ref] then redis.call('ZREM', keys.placed(pool), attempt_ref) end
   end
   for attempt_ref, priority in pairs(priorities) do
-    if not known[attempt_ref] then redis.call('ZADD', placed_key(pool), priority, attempt_ref) end
+    if not known[attempt_ref] then redis.call('ZADD', keys.placed(pool), priority, attempt_ref) end
   end
 end
 
 local function write_turns(pool, class, ranks)
-  local turns = redis.call('ZRANGE', turns_key(pool, class), 0, -1, 'WITHSCORES')
+  local turns = redis.call('ZRANGE', keys.turns(pool, class), 0, -1, 'WITHSCORES')
   for i = 1, #turns, 2 do
     local rank = ranks[turns[i]]
-    if rank then redis.call('ZADD', turns_key(pool, class), int(turn_of(turns[i + 1], rank)), turns[i]) end
+    if rank then redis.call('ZADD', keys.turns(pool, class), int(turn_of(turns[i + 1], rank)), turns[i]) end
   end
 end
 
 -- Each call looks at another part of a queue, so that in time all of it was looked at.
 local function adopt_some(pool, class)
-  local known, waiting = 0, redis.call('ZCARD', queue_key(pool, class))
-  for _, tenant in ipairs(redis.call('ZRANGE', turns_key(pool, class), 0, -1)) do
-    known = known + redis.call('ZCARD', tenant_queue_key(pool, class, tenant))
+  local known, waiting = 0, redis.call('ZCARD', keys.queue(pool, class))
+  for _, tenant in ipairs(redis.call('ZRANGE', keys.turns(pool, class), 0, -1)) do
+    known = known + redis.call('ZCARD', keys.tenant_queue(pool, class, tenant))
   end
   local parts = math.ceil(waiting / MAX_ADOPTED)
   if known == waiting or parts == 0 then return end

@@ -2,7 +2,7 @@
 -- Returns {token, fields}...
 local tenant = unpack(ARGV)
 local reply = {}
-for _, token in ipairs(redis.call('SMEMBERS', tokens_key(tenant))) do
-  reply[#reply + 1] = {token, redis.call('HGETALL', token_key(token))}
+for _, token in ipairs(redis.call('SMEMBERS', keys.tokens(tenant))) do
+  reply[#reply + 1] = {token, redis.call('HGETALL', keys.token(token))}
 end
 return reply

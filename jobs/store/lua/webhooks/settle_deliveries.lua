@@ -4,12 +4,12 @@
 -- Returns the ids of those that were given up
 local tenant, id, pause_us, most_tries, most_ms = unpack(ARGV, 1, 5)
 local webhook, now, dead = tenant .. '/' .. id, now_us(), {}
-if redis.call('HEXISTS', webhooks_key(tenant), id) == 0 then return dead end
-local queue, due, states = delivery_key('queue', webhook), delivery_key('due', webhook), delivery_key('states', webhook)
-local key = webhook_key(webhook)
+if redis.call('HEXISTS', keys.webhooks(tenant), id) == 0 then return dead end
+local queue, due, states = keys.delivery('queue', webhook), keys.delivery('due', webhook), keys.delivery('states', webhook)
+local key = keys.webhook(webhook)
 
 local function keep_newest(part, most)
-  for _, oldest in ipairs(redis.call('ZRANGE', delivery_key(part, webhook), 0, -most - 1)) do
+  for _, oldest in ipairs(redis.call('ZRANGE', keys.delivery(part, webhook), 0, -most - 1)) do
     drop_delivery(tenant, webhook, oldest)
   end
 end
@@ -17,7 +17,7 @@ end
 for i = 6, #ARGV, 5 do
   local outcome = {unpack(ARGV, i, i + 4)}
   local delivery, arrived, status, problem, delay_us = unpack(outcome)
-  local event = redis.call('HGET', delivery_key('events', webhook), delivery)
+  local event = redis.call('HGET', keys.delivery('events', webhook), delivery)
   local subject = event and cjson.decode(event).subject
   -- Else another process has settled it: this one was frozen, and what it had taken was due again.
   if event and redis.call('ZSCORE', queue, subject .. ' ' .. delivery) then
@@ -28,7 +28,7 @@ for i = 6, #ARGV, 5 do
       local part = arrived == '1' and 'done' or 'dead'
       state.state = part
       redis.call('ZREM', queue, subject .. ' ' .. delivery)
-      redis.call('ZADD', delivery_key(part, webhook), 0, delivery)
+      redis.call('ZADD', keys.delivery(part, webhook), 0, delivery)
       local following = redis.call('ZRANGEBYLEX', queue, '[' .. subject .. ' ', '(' .. subject .. '!', 'LIMIT', 0, 1)[1]
       if following then redis.call('ZADD', due, int(now), subject) else redis.call('ZREM', due, subject) end
       if part == 'dead' then dead[#dead + 1] = delivery end

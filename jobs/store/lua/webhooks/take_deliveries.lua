@@ -4,13 +4,13 @@
 -- Returns {0, us until the next is due or -1, {tenant, id, {fields}, {delivery, event, tries}...}...} for the leader,
 -- {ms until the lead may be free} for the others
 local candidate, lead_ms, hold_us, webhooks, lanes = unpack(ARGV)
-local leader = redis.call('GET', SENDER_KEY)
-if leader and leader ~= candidate then return {math.max(1, redis.call('PTTL', SENDER_KEY))} end
-redis.call('SET', SENDER_KEY, candidate, 'PX', lead_ms)
+local leader = redis.call('GET', keys.SENDER)
+if leader and leader ~= candidate then return {math.max(1, redis.call('PTTL', keys.SENDER))} end
+redis.call('SET', keys.SENDER, candidate, 'PX', lead_ms)
 local now, reply = now_us(), {0, -1}
 local held = int(now + tonumber(hold_us))
-for _, webhook in ipairs(redis.call('ZRANGEBYSCORE', WEBHOOK_DUE_KEY, '-inf', int(now), 'LIMIT', 0, webhooks)) do
-  local queue, due, states = delivery_key('queue', webhook), delivery_key('due', webhook), delivery_key('states', webhook)
+for _, webhook in ipairs(redis.call('ZRANGEBYSCORE', keys.WEBHOOK_DUE, '-inf', int(now), 'LIMIT', 0, webhooks)) do
+  local queue, due, states = keys.delivery('queue', webhook), keys.delivery('due', webhook), keys.delivery('states', webhook)
   local taken = {}
   for _, subject in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', int(now), 'LIMIT', 0, lanes)) do
     local head = redis.call('ZRANGEBYLEX', queue, '[' .. subject .. ' ', '(' .. subject .. '!', 'LIMIT', 0, 1)[1]
@@ -20,18 +20,18 @@ for _, webhook in ipairs(redis.call('ZRANGEBYSCORE', WEBHOOK_DUE_KEY, '-inf', in
       state.tries, state.tried_ms = state.tries + 1, math.floor(now / 1000)
       redis.call('HSET', states, delivery, cjson.encode(state))
       redis.call('ZADD', due, held, subject)
-      taken[#taken + 1] = {delivery, redis.call('HGET', delivery_key('events', webhook), delivery), state.tries}
+      taken[#taken + 1] = {delivery, redis.call('HGET', keys.delivery('events', webhook), delivery), state.tries}
     else
       redis.call('ZREM', due, subject)
     end
   end
   if taken[1] then
-    redis.call('HSET', webhook_key(webhook), 'paused_until', held)
+    redis.call('HSET', keys.webhook(webhook), 'paused_until', held)
     local tenant, id = split_job_ref(webhook)
-    reply[#reply + 1] = {tenant, id, redis.call('HGETALL', webhook_key(webhook)), unpack(taken)}
+    reply[#reply + 1] = {tenant, id, redis.call('HGETALL', keys.webhook(webhook)), unpack(taken)}
   end
   refresh_webhook(webhook)
 end
-local first = redis.call('ZRANGE', WEBHOOK_DUE_KEY, 0, 0, 'WITHSCORES')
+local first = redis.call('ZRANGE', keys.WEBHOOK_DUE, 0, 0, 'WITHSCORES')
 if first[2] then reply[2] = math.max(0, tonumber(first[2]) - now) end
 return reply

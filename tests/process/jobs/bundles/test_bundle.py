@@ -19,8 +19,19 @@ from jobs.bundles.bundle import BundleListing, UnpackedFile
 from shardyard.contract import bundle_rules
 from shardyard.contract.bundle_rules import BundleLimits
 from shardyard.contract.errors import BadBundle
-from tests.support import hostile_zips
-from tests.support.hostile_zips import DESCRIBED, DEVICE, DIRECTORY, ENCRYPTED, LINK, PIPE, UTF8, Part, names, zipped
+from tests.support.samples import hostile_zips
+from tests.support.samples.hostile_zips import (
+    DESCRIBED,
+    DEVICE,
+    DIRECTORY,
+    ENCRYPTED,
+    LINK,
+    PIPE,
+    UTF8,
+    Part,
+    names,
+    zipped,
+)
 
 MIB = 1024 * 1024
 SMALL = BundleLimits(entries=10, file=4000, total=6000, ratio=20, unpressed=5000)

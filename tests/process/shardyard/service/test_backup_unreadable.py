@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from jobs.support import fs
-from tests.support.backed_up_trees import BackedUpTree
+from tests.support.samples.backed_up_trees import BackedUpTree
 
 NOBODY = 65_534
 

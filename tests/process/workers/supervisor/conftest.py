@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_scripts import RUNNER, Fail, run_to_failure
+from tests.support.samples.failing_scripts import RUNNER, Fail, run_to_failure
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import pytest
 
 from jobs.protocol.packets import encode_packet
 from jobs.protocol.records import Note, Outcome, Returned
-from tests.support.attempts import a_launch
 from tests.support.link_peers import linked
+from tests.support.samples.attempts import a_launch
 from workers.supervisor.event_loop import EventLoop
 from workers.supervisor.gang.followers import FollowerEvents, Followers
 from workers.supervisor.gang.remote_rank import RemoteRank

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from workers.supervisor.main import devices_to_quarantine
 from workers.supervisor.process_setup import SupervisorCredentials, read_credentials
 from workers.supervisor.rendezvous import bind_port

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.store import AttemptId
-from tests.support.attempts import ATTEMPT
+from tests.support.samples.attempts import ATTEMPT
 from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.runtime.process_status import read_start_time
 from workers.sandbox import cgroup

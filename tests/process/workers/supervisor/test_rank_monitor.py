@@ -21,13 +21,14 @@ from jobs.model.spec_rules import parse_spec
 from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.packets import AnyRecord, SingleRecord, StepBatch, encode_packet
 from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, Returned, Step
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from tests.support.timing import once_below
 from workers.rank.handle import OutputPipe, RankHandle
 from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import open_listener
 from workers.supervisor.ending.outcome import AttemptOutcome
+from workers.supervisor.main_thread_watch import MainThreadWatch
 from workers.supervisor.rank_monitor import DEATH_SECONDS, RankMonitor
 
 SPEC = parse_spec(
@@ -46,6 +47,7 @@ class FakeLease:
     def __init__(self) -> None:
         self.command = SupervisorCommand.GO
         self.seconds_since_renewal = 0.0
+        self.main_thread = MainThreadWatch()
         self.marked: list[str] = []
         self.profile_request = None
 

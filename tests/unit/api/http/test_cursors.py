@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.http import cursors
 from api.http.cursors import LogCursor
 from shardyard.contract.errors import MalformedCursor
-from tests.support.job_records import JOB
+from tests.support.samples.job_records import JOB
 
 
 def test_a_job_cursor_comes_back_as_the_id_it_was_made_from() -> None:

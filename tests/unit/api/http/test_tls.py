@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from api.http.exposure import UnsafeToStart
 from api.http.tls import ServerCertificate, choose_certificate
 from jobs.model.settings import Settings
-from tests.support.certificates import DAY, make_certificate
+from tests.support.samples.certificates import DAY, make_certificate
 
 Break = Callable[[Path, Path], object]
 

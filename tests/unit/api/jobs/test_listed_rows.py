@@ -9,7 +9,7 @@ from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
 from jobs.model.state import JobState, StateReason
 from shardyard.contract.responses import JobList, Progress
-from tests.support.job_records import a_job
+from tests.support.samples.job_records import a_job
 
 FLEET = FleetFacts()
 

@@ -8,7 +8,7 @@ from jobs.model.records import QueueView
 from jobs.model.state import JobState, StateReason
 from jobs.store import JobView
 from shardyard.contract.responses import Progress
-from tests.support.job_records import a_job, a_spec
+from tests.support.samples.job_records import a_job, a_spec
 
 FLEET = FleetFacts()
 

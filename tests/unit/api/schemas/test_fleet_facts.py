@@ -6,7 +6,7 @@ from api.schemas.fleet_facts import FleetFacts
 from jobs.model.pool_policy import PoolPolicy
 from jobs.model.records import BOX_RIGHTS, BoxRights, NodeRecord
 from jobs.store import FleetRecords
-from tests.support.job_records import a_boxed_node
+from tests.support.samples.job_records import a_boxed_node
 
 FULL = BoxRights("full", {})
 USER = BoxRights("user", {"account": "the worker is not root", "memory": "no cgroup is delegated"})

@@ -6,7 +6,7 @@ from api.schemas.requests import MAX_KEPT_BYTES, parse_cancel, parse_spec, refus
 from jobs.model.state import JobState
 from jobs.store import JobFilter
 from shardyard.contract.errors import InvalidRequest, MalformedJson
-from tests.support.job_records import a_spec_body
+from tests.support.samples.job_records import a_spec_body
 
 
 @pytest.mark.parametrize(

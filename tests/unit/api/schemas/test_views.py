@@ -10,8 +10,8 @@ from jobs.model.records import BOX_RIGHTS, AttemptRecord, BoxRights, Placement, 
 from jobs.model.state import JobState, StateReason
 from jobs.store import FleetRecords, JobView
 from shardyard.contract.responses import JobStatus, PlacementView, Progress
-from tests.support.job_records import JOB, a_boxed_node, a_job, a_node, a_spec, node_info
-from tests.support.script_streams import script_spec
+from tests.support.samples.job_records import JOB, a_boxed_node, a_job, a_node, a_spec, node_info
+from tests.support.samples.script_streams import script_spec
 
 FLEET = FleetFacts({"host-a": {index: f"cuda:{index}" for index in range(4)}})
 

@@ -75,7 +75,9 @@ def test_what_was_not_built_says_how_to_build_it(browser: TestClient) -> None:
     assert "make web" in answer.text
 
 
-@pytest.mark.parametrize("path", ["/", "/sign-in", "/submit", "/compare", "/nodes", "/jobs/anything"])
+@pytest.mark.parametrize(
+    "path", ["/", "/sign-in", "/submit", "/compare", "/nodes", "/quota", "/webhooks", "/jobs/anything"]
+)
 def test_a_page_may_load_its_own_files_and_nothing_else(built: Path, browser: TestClient, path: str) -> None:
     (built / "index.html").write_text("<p>built</p>")
     answer = browser.get(path)

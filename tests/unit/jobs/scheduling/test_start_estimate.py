@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from jobs.scheduling.start_estimate import PoolModel, StartEstimate, estimate_start
-from jobs.store.queue_facts import NodeRoom, QueueFacts, RunningLease, TenantAccount, TenantQueue, WaitingJob
+from jobs.store.queue_facts import NodeRoom, PastRun, QueueFacts, RunningLease, TenantAccount, TenantQueue, WaitingJob
 
 Lengths = Callable[[random.Random], float]
 #: Shapes of the lengths of jobs: those of clusters have a long tail.
@@ -23,7 +23,7 @@ class FixedLengths(PoolModel):
 
     def __init__(self, facts: QueueFacts, draw: Lengths, chance: random.Random) -> None:
         self._draw = draw
-        super().__init__(facts, (), chance)
+        super().__init__(facts, None, chance)
 
     def _remaining(self, seconds: float, wall: float | None) -> float:
         while (length := self._draw(self._chance)) <= seconds:
@@ -50,8 +50,8 @@ def a_pool(draw: Lengths, chance: random.Random) -> QueueFacts:
         for devices in (1, 2)
     )
     accounts = {f"t{n}": TenantAccount(chance.uniform(0, 5000), 0, 1.0) for n in range(3)}
-    past = tuple(sorted(draw(chance) for _ in range(60)))
-    return QueueFacts("t1/2-2", 4, 24, (NodeRoom(0, 2, 0),) * 4, running, queues, accounts, past_seconds=past)
+    past = tuple(PastRun("t0", 1, draw(chance)) for _ in range(60))
+    return QueueFacts("t1/2-2", 4, 24, (NodeRoom(0, 2, 0),) * 4, running, queues, accounts, past_runs=past)
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
@@ -105,8 +105,8 @@ def test_a_large_pool_is_estimated_from_a_part_of_it() -> None:
         queue = TenantQueue("t", 1, 1, 120, jobs)
         running = tuple(RunningLease("t", 0.0, None, ((node, 1),)) for node in range(4))
         rooms, accounts = (NodeRoom(0, 1, 0),) * 4, {"t": TenantAccount(0, 0, 1)}
-        past = tuple(sorted(chance.uniform(90, 110) for _ in range(30)))
-        found = estimate_start(QueueFacts("t/119", nodes, 120, rooms, running, (queue,), accounts, past_seconds=past))
+        past = tuple(PastRun("t", 1, chance.uniform(90, 110)) for _ in range(30))
+        found = estimate_start(QueueFacts("t/119", nodes, 120, rooms, running, (queue,), accounts, past_runs=past))
         assert found is not None
         return found.expected
 

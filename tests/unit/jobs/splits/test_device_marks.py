@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 
 from jobs.splits.device_marks import DeviceTimes, mark_measured_devices
-from tests.support.timed_streams import Machine, Plant, ddp_run
+from tests.support.samples.timed_streams import Machine, Plant, ddp_run
 
 EVEN = Machine(drift=0.005)
 

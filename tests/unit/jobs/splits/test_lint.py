@@ -13,7 +13,7 @@ from jobs.model.spec_rules import parse_spec
 from jobs.splits.lint import lint_splits
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding, Pattern, describe_rows
-from tests.support.specs import make_spec
+from tests.support.samples.specs import make_spec
 
 
 def planned(spec: JobSpec, rows: int | None) -> dict[str, Finding]:

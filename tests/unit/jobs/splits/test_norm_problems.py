@@ -6,7 +6,7 @@ from jobs.splits.lint import lint_splits
 from jobs.splits.norm_problems import NormFacts
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding
-from tests.support.specs import make_spec
+from tests.support.samples.specs import make_spec
 
 FLAT = NormFacts("Net", 2, values_per_row=1)
 WIDE = NormFacts("Net", 2, values_per_row=49)

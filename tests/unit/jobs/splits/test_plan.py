@@ -24,7 +24,7 @@ from jobs.splits.plan import (
     strided_rows,
 )
 from shardyard.contract.report import Pattern
-from tests.support.specs import make_spec
+from tests.support.samples.specs import make_spec
 
 few_rows = st.integers(min_value=1, max_value=150)
 few_devices = st.integers(min_value=1, max_value=9)

@@ -15,8 +15,8 @@ from shardyard.render.diff_text import render_diff
 from shardyard.render.report_text import render_report
 from shardyard.render.svg.comparison_page import comparison_page
 from shardyard.render.svg.report_page import NOTHING, report_page
-from tests.support.record_streams import step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import step
+from tests.support.samples.specs import make_spec
 from workers.probe.flop_count import without_times
 from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator

@@ -13,6 +13,9 @@ LUA = Path(jobs.__file__).parent / "store" / "lua"
 FUNCTIONS = sorted(LUA.glob("*/*.lua"))
 STORE = sorted((Path(jobs.__file__).parent / "store").rglob("*.py"))
 DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
+DEFINED_KEY = re.compile(r"^(?:function )?keys\.(\w+)", re.MULTILINE)
+#: A name that is no field of a table.
+NAME = re.compile(r"(?<![\w)\]]\.)\b\w+")
 
 
 def lua_code(path: Path) -> str:
@@ -30,7 +33,7 @@ def test_a_shared_part_uses_those_before_it_only() -> None:
     defined = {part: set(DEFINED.findall((LUA / f"{part}.lua").read_text())) for part in SHARED_PARTS}
     for position, part in enumerate(SHARED_PARTS):
         later = set().union(*(defined[name] for name in SHARED_PARTS[position + 1 :]))
-        assert not later & set(re.findall(r"\w+", lua_code(LUA / f"{part}.lua"))), part
+        assert not later & set(NAME.findall(lua_code(LUA / f"{part}.lua"))), part
 
 
 def test_every_shared_function_is_used() -> None:
@@ -38,6 +41,12 @@ def test_every_shared_function_is_used() -> None:
     for part in SHARED_PARTS:
         for name in DEFINED.findall((LUA / f"{part}.lua").read_text()):
             assert len(re.findall(rf"\b{name}\b", code)) > 1, f"{name} of {part}.lua"
+
+
+def test_the_keys_that_are_used_are_those_that_are_named() -> None:
+    named = set(DEFINED_KEY.findall((LUA / "keys.lua").read_text()))
+    others = [path for path in [*LUA.glob("*.lua"), *FUNCTIONS] if path.name != "keys.lua"]
+    assert set(re.findall(r"\bkeys\.(\w+)", " ".join(map(lua_code, others)))) == named
 
 
 def test_only_one_file_spells_keys_out() -> None:

@@ -360,7 +360,7 @@ def test_every_route_of_the_api_has_a_call() -> None:
         e.read_audit(), e.suspend_job("a"), e.resume_job("a"), e.explain_job("a"), e.list_shares(), e.get_share("a"),
         e.set_share("a", 2), e.get_own_quota(), e.get_quota("a"), e.set_quota("a", {}), e.remove_quota("a"),
         e.list_webhooks(), e.create_webhook("a", events=[], form="json", name=""), e.show_webhook("a"),
-        e.change_webhook("a", url=None, events=None, name=None, active=True), e.delete_webhook("a"),
+        e.change_webhook("a", active=True), e.delete_webhook("a"), e.rotate_webhook("a", overlap_seconds=0),
         e.test_webhook("a"), e.list_deliveries("a", state="", cursor="", limit=1), e.redeliver("a", "b"),
     ]  # fmt: skip
 

@@ -4,8 +4,8 @@ import pytest
 from shardyard.contract.report import PrimitiveTimings, Report, Resumed, Timing
 from shardyard.contract.report_diff import ValuePair, compare_reports
 from shardyard.render.diff_text import render_diff
-from tests.support.record_streams import run
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import run
+from tests.support.samples.specs import make_spec
 
 
 def report_of(strategy: str, devices: int, batch_size: int, rows: int) -> Report:

@@ -3,8 +3,8 @@ from jobs.splits.lint import lint_splits
 from jobs.splits.plan import predict_splits
 from shardyard.contract.responses import Plan
 from shardyard.render.plan_text import PlannedJob, render_plan
-from tests.support.script_streams import script_spec
-from tests.support.specs import make_spec
+from tests.support.samples.script_streams import script_spec
+from tests.support.samples.specs import make_spec
 
 
 def plan_of(spec: JobSpec, rows: int | None) -> str:

@@ -6,10 +6,10 @@ import pytest
 from jobs.protocol.records import BatchSplit, Note
 from shardyard.contract.report import Report, Resumed, encode_report
 from shardyard.render.report_text import render_report
-from tests.support import script_streams
-from tests.support.record_streams import aggregator, run, split, step
-from tests.support.specs import make_spec
-from tests.support.timed_streams import node_run
+from tests.support.samples import script_streams
+from tests.support.samples.record_streams import aggregator, run, split, step
+from tests.support.samples.specs import make_spec
+from tests.support.samples.timed_streams import node_run
 
 
 def report_of(strategy: str, devices: int, batch_size: int, rows: int, module: str | None = None) -> Report:

@@ -14,7 +14,7 @@ from jobs.protocol.probe_records import GradientSync
 from jobs.protocol.records import Outcome
 from shardyard.contract.report import Finding
 from tests.support.probe_runs import Seen, backward, watched, watched_ranks
-from tests.support.script_streams import feed, findings, report_on, told
+from tests.support.samples.script_streams import feed, findings, report_on, told
 from tests.unit.workers.probe.test_loops import network, vectors
 
 RANKS = [2, pytest.param(4, marks=pytest.mark.slow)]

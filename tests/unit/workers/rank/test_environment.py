@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from workers.rank.process import rank_variables
 
 RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.support import fs
 from jobs.support.directory_cursor import walk_directories
-from tests.support.backed_up_trees import make_below
+from tests.support.samples.backed_up_trees import make_below
 from workers.node.devices import discover_devices
 from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as as confinement

@@ -13,7 +13,7 @@ from jobs.protocol.profiles import BEGIN_SECONDS, RECORD_SECONDS, SEND_SECONDS
 from jobs.protocol.records import ProfileBegin, ProfileEnd, ProfilePart
 from jobs.store import ProfileRequest
 from shardyard.contract.responses import ProfileView
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from workers.supervisor import profile_collector
 from workers.supervisor.profile_collector import ProfileCollector
 

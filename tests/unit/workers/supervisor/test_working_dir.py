@@ -13,7 +13,7 @@ import pytest
 from jobs.files import paths
 from jobs.model import spec
 from jobs.model.spec_rules import parse_spec
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, WorkingDirectory
 from workers.supervisor import working_dir
 

@@ -9,7 +9,7 @@ from torch import nn
 from jobs.protocol.probe_records import NormLayers
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding
-from tests.support.record_streams import lease
+from tests.support.samples.record_streams import lease
 from tests.support.training_runs import VECTORS, Kept, context_of, spec_of
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from tests.faults.machine import need
+from tests.faults.scene.machine import need
 
 #: The host's /dev has two cards, as plain files; a box gets one of them. Says which device files that leaves.
 BUILD = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.failing_scripts import CPU, Fail, Failure
+from tests.support.samples.failing_scripts import CPU, Fail, Failure
 from workers.supervisor.ending import error_hints
 from workers.supervisor.ending.hint_rules import FailureContext
 

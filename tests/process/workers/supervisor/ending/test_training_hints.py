@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jobs.protocol.records import Outcome
-from tests.support.failing_scripts import CPU, Fail
+from tests.support.samples.failing_scripts import CPU, Fail
 from workers.supervisor.ending.error_hints import explain_death, explain_error
 from workers.supervisor.ending.hint_rules import FailureContext
 from workers.supervisor.ending.training_hints import may_have_lost_peer

@@ -7,7 +7,7 @@ import pytest
 
 from jobs.protocol.packets import PacketDecoder
 from jobs.protocol.records import CallsMade
-from tests.support.failing_scripts import run_script
+from tests.support.samples.failing_scripts import run_script
 from workers.runtime.collectives import DUMP_PREFIX
 from workers.supervisor.hangs.diagnosis import RankState, find_hang
 from workers.supervisor.hangs.flight_dumps import read_dumps

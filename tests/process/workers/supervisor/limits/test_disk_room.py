@@ -11,8 +11,8 @@ import pytest
 from jobs.files import paths
 from jobs.model.state import StateReason
 from tests.faults.inject.disk import fill, small_disk
-from tests.faults.machine import need
-from tests.support.attempts import ATTEMPT, a_launch
+from tests.faults.scene.machine import need
+from tests.support.samples.attempts import ATTEMPT, a_launch
 from workers.runtime import disk_ledger
 from workers.runtime.disk_ledger import DiskUsage, DiskVerdict
 from workers.runtime.launch import AttemptConfig, AttemptDirectory

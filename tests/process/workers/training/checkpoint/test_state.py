@@ -16,8 +16,8 @@ from safetensors.torch import load_file, load_model
 from jobs.protocol.packets import AnyRecord
 from jobs.protocol.records import Paused, Saved, Step
 from tests.support.disks import largest_file
-from tests.support.saved_parts import Tied
-from tests.support.saved_runs import Attempts, attempts, flat, is_metric, is_saved, is_step, seen, splits
+from tests.support.samples.saved_parts import Tied
+from tests.support.samples.saved_runs import Attempts, attempts, flat, is_metric, is_saved, is_step, seen, splits
 from tests.support.training_runs import VECTORS, Kept, context_of, run_here, spec_of
 from workers.probe.clock import CLOCKS, DeviceClock
 from workers.runtime.commands import CONTINUE, LEAVE, SAVE
@@ -27,7 +27,7 @@ from workers.training.checkpoint import files
 from workers.training.checkpoint import state as checkpoint
 from workers.training.recipes import optim
 
-PARTS = "tests.support.saved_parts"
+PARTS = "tests.support.samples.saved_parts"
 SMALL: dict[str, Any] = {
     "model": {"ref": "mlp", "args": {"in_features": 5, "hidden": [7], "out_features": 2, "dropout": 0.3}},
     "data": {

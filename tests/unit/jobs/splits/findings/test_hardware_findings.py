@@ -11,10 +11,10 @@ from jobs.protocol.hardware import StrayContext
 from jobs.protocol.records import DeviceInfo, ProgramBegan
 from jobs.splits.findings.hardware_findings import CODES
 from shardyard.contract.report import Finding
-from tests.support.hardware_samples import MIB, Course, sampled_run
-from tests.support.record_streams import aggregator, split, step
-from tests.support.script_streams import feed, loaded, told
-from tests.support.specs import make_spec
+from tests.support.samples.hardware_samples import MIB, Course, sampled_run
+from tests.support.samples.record_streams import aggregator, split, step
+from tests.support.samples.script_streams import feed, loaded, told
+from tests.support.samples.specs import make_spec
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 
 GIB = 1024 * MIB

@@ -11,10 +11,10 @@ from jobs.protocol.records import Outline
 from jobs.splits.findings.time_findings import CODES
 from jobs.splits.findings.unlike_devices import divide_by_speed
 from shardyard.contract.report import Finding
-from tests.support import script_streams
-from tests.support.record_streams import aggregator, split, step
-from tests.support.specs import make_spec
-from tests.support.timed_streams import Machine, Plant, ddp_run, dp_run
+from tests.support.samples import script_streams
+from tests.support.samples.record_streams import aggregator, split, step
+from tests.support.samples.specs import make_spec
+from tests.support.samples.timed_streams import Machine, Plant, ddp_run, dp_run
 from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 

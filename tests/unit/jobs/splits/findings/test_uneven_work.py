@@ -8,8 +8,8 @@ import pytest
 
 from jobs.protocol.records import Outcome, ProgramBegan
 from shardyard.contract.report import Finding
-from tests.support.record_streams import aggregator, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, split, step
+from tests.support.samples.specs import make_spec
 
 ROWS = 8
 

@@ -13,8 +13,8 @@ from shardyard.render.svg.comparison_page import comparison_page
 from shardyard.render.svg.line_chart import MAX_CHARTS, MAX_CURVES, MetricCurve
 from shardyard.render.svg.report_page import POLICY, ReportContext, report_page
 from shardyard.render.svg.svg import PictureFrame
+from tests.support.samples.timed_streams import node_run
 from tests.support.svg_reading import SVG, changed, example, many, of_earlier_version, on_gpus, words
-from tests.support.timed_streams import node_run
 
 ABOUT = ReportContext(
     name="ten for eight",

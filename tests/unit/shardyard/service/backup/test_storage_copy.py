@@ -12,7 +12,7 @@ from jobs.support.directory_cursor import DirectoryCursor
 from shardyard.service.backup import storage_copy
 from shardyard.service.backup.left_out import MAX_NAMES, describe_left_out
 from shardyard.service.backup.manifest import SHARED, STORAGE
-from tests.support.backed_up_trees import BackedUpTree, make_below
+from tests.support.samples.backed_up_trees import BackedUpTree, make_below
 
 
 @pytest.fixture

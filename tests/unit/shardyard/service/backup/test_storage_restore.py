@@ -20,7 +20,7 @@ from shardyard.service.backup.file_list import (
 from shardyard.service.backup.manifest import SHARED, STORAGE
 from shardyard.service.backup.refusals import BackupError
 from shardyard.service.backup.storage_restore import restore_storage
-from tests.support.backed_up_trees import BackedUpTree
+from tests.support.samples.backed_up_trees import BackedUpTree
 
 KEPT = FileContents(bytes=4, sha256="982d9e3eb996f559e633f4d194def3761d909f5a3b647d1a851fead67c32c9d1")
 

@@ -14,8 +14,8 @@ from jobs.protocol.records import Outcome, Record, Returned, Step
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId
 from shardyard.contract.report import Report
-from tests.support.forged_records import KINDS, forge, forge_split, forge_step
-from tests.support.record_streams import lease
+from tests.support.samples.forged_records import KINDS, forge, forge_split, forge_step
+from tests.support.samples.record_streams import lease
 from workers.supervisor.limits.record_bounds import MAX_TRACEBACK, bound_record
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator

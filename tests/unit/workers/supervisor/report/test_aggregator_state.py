@@ -15,9 +15,9 @@ from jobs.protocol.packets import AnyRecord
 from jobs.protocol.records import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, PrimitiveTimes
 from jobs.splits.plan import Run, epoch_batches, evaluation_batches, predict_splits
 from shardyard.contract.report import Report, Resumed
-from tests.support.record_streams import lease, split, step
-from tests.support.script_streams import script_spec
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import lease, split, step
+from tests.support.samples.script_streams import script_spec
+from tests.support.samples.specs import make_spec
 from workers.supervisor.report.aggregator_state import VERSION
 from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.patterns import MAX_PATTERNS

@@ -9,8 +9,8 @@ import pytest
 
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import PrimitiveTimes, Step
-from tests.support.record_streams import aggregator, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, split, step
+from tests.support.samples.specs import make_spec
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.shard_lines import ShardLine
 

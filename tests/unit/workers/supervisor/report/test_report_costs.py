@@ -7,8 +7,8 @@ import pytest
 
 from jobs.protocol.records import PrimitiveTimes
 from shardyard.contract.report import Balance, Report
-from tests.support.record_streams import aggregator, run, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, run, split, step
+from tests.support.samples.specs import make_spec
 
 STEPS = 5
 

@@ -9,10 +9,10 @@ from jobs.protocol.records import Outcome, PrimitiveTimes, ProgramBegan, Returne
 from shardyard.contract.report import Report, has_whole_times, time_parts
 from shardyard.contract.report_diff import compare_reports
 from shardyard.render.report_text import render_report
-from tests.support.record_streams import aggregator, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, split, step
+from tests.support.samples.specs import make_spec
+from tests.support.samples.timed_streams import Plant, ddp_run
 from tests.support.svg_reading import of_earlier_version
-from tests.support.timed_streams import Plant, ddp_run
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 STEPS = 100

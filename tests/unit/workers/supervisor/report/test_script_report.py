@@ -9,8 +9,8 @@ from jobs.protocol.probe_records import Wrapped
 from jobs.protocol.records import BatchSplit, Note, PrimitiveTimes
 from shardyard.contract.report import decode_report, encode_report
 from tests.support.memory import allocated
-from tests.support.record_streams import split, step
-from tests.support.script_streams import (
+from tests.support.samples.record_streams import split, step
+from tests.support.samples.script_streams import (
     DDP,
     activity,
     began,

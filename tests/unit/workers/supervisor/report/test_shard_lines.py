@@ -3,8 +3,8 @@
 import pytest
 
 from jobs.protocol.records import BatchSplit, Shape
-from tests.support.record_streams import aggregator, run, split, step
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, run, split, step
+from tests.support.samples.specs import make_spec
 from workers.supervisor.report.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of_split
 
 

@@ -11,9 +11,9 @@ from jobs.protocol.packets import AnyRecord, PacketDecoder, encode_packet
 from jobs.protocol.records import BatchSplit, MetricSample, Note, Step
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
-from tests.support.record_streams import aggregator, lease, split, step
-from tests.support.script_streams import script_spec
-from tests.support.specs import make_spec
+from tests.support.samples.record_streams import aggregator, lease, split, step
+from tests.support.samples.script_streams import script_spec
+from tests.support.samples.specs import make_spec
 from workers.supervisor.gang.block_pace import BlockPace, RecordRelay
 from workers.supervisor.link.messages import Message, RankBlock, RankBytes
 from workers.supervisor.report.aggregator import Aggregator

@@ -14,7 +14,7 @@ from jobs.files import paths, user_files
 from jobs.files.user_files import UserFilesRecord
 from jobs.model.spec import Limits
 from shardyard.contract.responses import LeftOutFiles
-from tests.support.attempts import a_launch
+from tests.support.samples.attempts import a_launch
 from tests.unit.workers.supervisor.test_working_dir import a_bundle, a_script
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, RankAccount
 from workers.supervisor import working_dir

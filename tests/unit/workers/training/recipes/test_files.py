@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from jobs.model import catalogue
 from jobs.model.spec import Component
-from tests.support.cifar_files import BINARY, PYTHON, make_small_cifar, pickled_by_python_2
+from tests.support.samples.cifar_files import BINARY, PYTHON, make_small_cifar, pickled_by_python_2
 from tests.support.training_runs import FORWARD, VECTORS, Kept, context_of, report_here, run_spec, spec_of
 from workers.runtime.context import RejectedByWorker
 from workers.training import entry

@@ -8,7 +8,7 @@ from jobs.protocol.packets import AnyRecord
 from jobs.protocol.probe_records import LossWeight, LossWeights, Noise, Wrapped
 from jobs.protocol.records import Outcome
 from shardyard.contract.report import Finding
-from tests.support.script_streams import DDP, activity, began, end, feed, findings, joined, loaded, steps, told
+from tests.support.samples.script_streams import DDP, activity, began, end, feed, findings, joined, loaded, steps, told
 
 
 def found(passes: list[list[AnyRecord]], *wrappers: Wrapped) -> dict[str, Finding]:

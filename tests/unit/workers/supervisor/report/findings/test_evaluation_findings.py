@@ -9,7 +9,7 @@ from jobs.protocol.packets import AnyRecord
 from jobs.protocol.probe_records import Wrapped
 from jobs.protocol.records import Outcome, ProgramBegan, Step
 from shardyard.contract.report import Finding, Report
-from tests.support.script_streams import DDP, activity, feed, findings, joined, loaded, steps, told
+from tests.support.samples.script_streams import DDP, activity, feed, findings, joined, loaded, steps, told
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 
 ENDED = 100.0

@@ -8,7 +8,7 @@ from jobs.protocol.packets import AnyRecord
 from jobs.protocol.probe_records import GradientSync, LossForm, NormLayers, ParameterSearch
 from jobs.protocol.records import Outcome
 from shardyard.contract.report import Report
-from tests.support.script_streams import DDP, activity, end, feed, findings, joined, steps, told
+from tests.support.samples.script_streams import DDP, activity, end, feed, findings, joined, steps, told
 
 
 def sync(**counts: Any) -> GradientSync:

@@ -6,7 +6,19 @@ from msgspec.structs import replace
 from jobs.protocol.probe_records import Activity, Joining, Wrapped
 from jobs.protocol.records import Note, Outcome, Returned, Step
 from shardyard.contract.report import Finding, Report
-from tests.support.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
+from tests.support.samples.script_streams import (
+    DDP,
+    IDLE,
+    activity,
+    began,
+    end,
+    feed,
+    findings,
+    joined,
+    loaded,
+    steps,
+    told,
+)
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 
 DATA_PARALLEL = Wrapped("DataParallel", "Net", (0, 1))

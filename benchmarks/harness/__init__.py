@@ -1,0 +1,1 @@
+"""What several benchmarks use: servers, load, rounds that take turns, results and their tables."""

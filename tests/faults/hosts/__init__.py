@@ -1,0 +1,1 @@
+"""Faults of jobs that run on several hosts."""

@@ -1,0 +1,1 @@
+"""Records, specs, files and runs that tests are fed with."""
