@@ -364,12 +364,13 @@ class MetricList(Answer, frozen=True, kw_only=True):
 
 
 class TokenView(Answer, frozen=True, kw_only=True):
-    """A token without its secret."""
+    """A token without its secret. `node` is the one that a token with the scope `node` is for."""
 
     id: str
     name: str = ""
     tenant: str = ""
     scopes: list[str] = []
+    node: str = ""
     created_at: datetime | None = None
     expires_at: datetime | None = None
 
