@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -39,12 +40,12 @@ class DirectoryStorage:
     def append(self, path: str, offset: int, data: bytes) -> None:
         if len(data) > CHUNK_BYTES:
             raise ValueError(f"at most {CHUNK_BYTES} bytes are appended at a time")
-        with _translated(path), self._parent(check_path(path), make=True) as (parent, name):
-            file = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, 0o600, dir_fd=parent)
-            try:
+        file = self.open_file(path, os.O_RDWR | os.O_CREAT, make=True)
+        try:
+            with _translated(path):
                 self._append(path, file, offset, data)
-            finally:
-                os.close(file)
+        finally:
+            os.close(file)
 
     def _append(self, path: str, file: int, offset: int, data: bytes) -> None:
         size = os.fstat(file).st_size
@@ -73,6 +74,42 @@ class DirectoryStorage:
                 with suppress(OSError):
                     os.unlink(draft, dir_fd=parent)
                 raise
+
+    def adopt(self, path: str, draft: str) -> None:
+        """Have a file of the storage, which is on the disk, take a path, and any other's place there.
+
+        Raises:
+            UnknownFile: there is no such draft.
+        """
+        with (
+            _translated(path),
+            self._parent(check_path(draft), make=False) as (source, draft_name),
+            self._parent(check_path(path), make=True) as (parent, name),
+        ):
+            os.replace(draft_name, name, src_dir_fd=source, dst_dir_fd=parent)
+            os.fsync(parent)
+
+    def open_file(self, path: str, flags: int = os.O_RDONLY, *, make: bool = False) -> int:
+        """The descriptor of a plain file, which whoever has it closes.
+
+        Raises:
+            UnknownFile: there is no such file.
+        """
+        with _translated(path), self._parent(check_path(path), make=make) as (parent, name):
+            file = os.open(name, flags | _FILE, 0o600, dir_fd=parent)
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                return file
+            os.close(file)
+            raise UnknownFile(f"{path}: there is no plain file")
+
+    def open_directory(self, path: str) -> int:
+        """The descriptor of a directory, which whoever has it closes.
+
+        Raises:
+            UnknownFile: there is no such directory.
+        """
+        with _translated(path), self._parent(check_path(path), make=False) as (parent, name):
+            return os.open(name, _DIRECTORY, dir_fd=parent)
 
     def size(self, path: str) -> int | None:
         try:
@@ -104,12 +141,12 @@ class DirectoryStorage:
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        with _translated(path), self._parent(check_path(path), make=False) as (parent, name):
-            file = os.open(name, os.O_RDONLY | _FILE, dir_fd=parent)
-            try:
+        file = self.open_file(path)
+        try:
+            with _translated(path):
                 yield file
-            finally:
-                os.close(file)
+        finally:
+            os.close(file)
 
     @contextmanager
     def _parent(self, path: PurePosixPath, *, make: bool) -> Iterator[tuple[int, str]]:
@@ -120,6 +157,7 @@ class DirectoryStorage:
                 if make:
                     with suppress(FileExistsError):
                         os.mkdir(part, 0o700, dir_fd=directory)
+                        os.fsync(directory)
                 inner = os.open(part, _DIRECTORY, dir_fd=directory)
                 os.close(directory)
                 directory = inner

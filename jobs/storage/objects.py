@@ -4,7 +4,6 @@ A file that is appended to is a row of objects, `<path>/.segments/<where it begi
 removes them. Whoever appends or reads knows what it has seen of a row; only the first call of a process lists it.
 """
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator

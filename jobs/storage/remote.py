@@ -1,7 +1,7 @@
 """The port to storage that is not mounted here, and what goes wrong there.
 
-Paths are those of `jobs/files/paths.py`, relative to the root. A file is either appended to, by whoever knows how long it
-is, or put whole: no call changes bytes that another one has stored.
+Paths are those of `jobs/files/paths.py`, relative to the root. A file is either appended to, by whoever knows how long
+it is, or put whole: no call changes bytes that another one has stored.
 """
 
 import hashlib
@@ -19,7 +19,12 @@ class RemoteError(Exception):
 
 
 class RemoteUnavailable(RemoteError):
-    """The remote does not answer, or not in time: the same call may succeed later."""
+    """The remote does not answer, or not in time: the same call may succeed later, not before `retry_after` seconds
+    where the remote has said so."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class RemoteFull(RemoteUnavailable):
@@ -107,8 +112,8 @@ def digest_file(file: Path) -> str:
 
 
 def fetch_file(remote: RemoteStorage, path: str, into: Path) -> None:
-    """Copy a file from the remote to a place here, which has it whole or not at all. What an earlier call has brought is
-    not brought again.
+    """Copy a file from the remote to a place here, which has it whole or not at all. What an earlier call has brought
+    is not brought again.
 
     Raises:
         UnknownFile: there is no such file.

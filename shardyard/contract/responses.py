@@ -363,6 +363,13 @@ class MetricList(Answer, frozen=True, kw_only=True):
 # -- accounts and the service ------------------------------------------------------------------------
 
 
+class NodeFileList(Answer, frozen=True, kw_only=True):
+    """Paths of files below a directory of the storage. `next`: the cursor of the following page."""
+
+    files: list[str]
+    next: str | None = None
+
+
 class TokenView(Answer, frozen=True, kw_only=True):
     """A token without its secret. `node` is the one that a token with the scope `node` is for."""
 
