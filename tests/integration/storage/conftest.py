@@ -46,6 +46,23 @@ class StorageBelow:
         self.remote.remove(f"{self.base}/{prefix}")
 
 
+#: What a test has opened.
+_opened: list[ServiceStorage] = []
+
+
+def open_service(url: str, token: str, authority: Path | None = None, **options: float) -> ServiceStorage:
+    """Closed when the test ends."""
+    _opened.append(ServiceStorage(url, token, authority, **options))
+    return _opened[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed_services() -> Iterator[None]:
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
 @dataclass(frozen=True)
 class ServedNode:
     """A service, the token of a node of it, and the directory of the attempt that the node has."""
@@ -56,7 +73,7 @@ class ServedNode:
 
     def storage(self, url: str = "") -> StorageBelow:
         """The storage of a test's own."""
-        return StorageBelow(ServiceStorage(url or self.url, self.token), f"{self.attempt}/{uuid.uuid4().hex}")
+        return StorageBelow(open_service(url or self.url, self.token), f"{self.attempt}/{uuid.uuid4().hex}")
 
 
 @pytest.fixture(scope="session")

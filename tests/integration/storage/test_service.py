@@ -23,7 +23,7 @@ from jobs.storage.remote import (
     digest_file,
 )
 from jobs.storage.service import ServiceStorage
-from tests.integration.storage.conftest import ServedNode
+from tests.integration.storage.conftest import ServedNode, open_service
 from tests.support.samples.certificates import make_certificate
 
 pytestmark = pytest.mark.integration
@@ -38,24 +38,33 @@ class CuttingProxy:
         self.passed = 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._ends = [self._server]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
 
     def close(self) -> None:
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._threads[0].join(60)
+        for thread in self._threads:  # more of both come until the first has ended
+            for end in self._ends:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            thread.join(60)
+        for end in self._ends:
+            end.close()
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._server.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
+                self._ends += (client, server)
                 way, cut = self._cuts.pop(0) if self._cuts else ("", 0)
                 for name, source, target in (("up", client, server), ("down", server, client)):
                     limit = cut if name == way else None
-                    threading.Thread(target=self._copy, args=(source, target, limit, name), daemon=True).start()
+                    self._start(self._copy, source, target, limit, name)
 
     def _copy(self, source: socket.socket, target: socket.socket, limit: int | None, name: str) -> None:
         with suppress(OSError):
@@ -126,9 +135,9 @@ def test_a_read_that_is_cut_goes_on_where_it_was(served_node: ServedNode) -> Non
 def test_another_token_is_refused_for_good(served_node: ServedNode) -> None:
     for token in ("sy_aaaa_bbbb", "guess"):
         with pytest.raises(RemoteRefused, match="token"):
-            ServiceStorage(served_node.url, token).append(f"{served_node.attempt}/log", 0, b"x")
+            open_service(served_node.url, token).append(f"{served_node.attempt}/log", 0, b"x")
     with pytest.raises(RemoteRefused, match="has no attempt"):
-        ServiceStorage(served_node.url, served_node.token).append(f"jobs/default/{uuid.uuid4()}/1/log", 0, b"x")
+        open_service(served_node.url, served_node.token).append(f"jobs/default/{uuid.uuid4()}/1/log", 0, b"x")
 
 
 def every_call(remote: ServiceStorage, file: Path) -> list[Callable[[], object]]:
@@ -145,13 +154,12 @@ def every_call(remote: ServiceStorage, file: Path) -> list[Callable[[], object]]
 def test_a_service_that_does_not_answer_fails_every_call_in_time(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        remote = ServiceStorage(f"http://127.0.0.1:{server.getsockname()[1]}", "t", call_seconds=0.2)
+        remote = open_service(f"http://127.0.0.1:{server.getsockname()[1]}", "t", call_seconds=0.2)
         for call in every_call(remote, tmp_path / "file"):
             began = time.monotonic()
             with pytest.raises(RemoteUnavailable):
                 call()
             assert time.monotonic() - began < 30
-        remote.close()
 
 
 @contextmanager
@@ -195,19 +203,19 @@ def answering(
 
 def test_a_busy_service_is_asked_again_not_before_the_time_that_it_says() -> None:
     with answering((429, {"Retry-After": "1"}), (503, {}), (204, {"Upload-Offset": "1"})) as (url, asked):
-        ServiceStorage(url, "t").append("a", 0, b"x")
+        open_service(url, "t").append("a", 0, b"x")
         assert len(asked) == 3
         assert asked[1] - asked[0] >= 1
     with answering((503, {"Retry-After": "600"})) as (url, asked):
         with pytest.raises(RemoteUnavailable) as refused:
-            ServiceStorage(url, "t").append("a", 0, b"x")
+            open_service(url, "t").append("a", 0, b"x")
         assert (refused.value.retry_after, len(asked)) == (600, 1)
 
 
 def test_a_full_service_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with answering((507, {"Retry-After": "30"})) as (url, asked):
-        for call in every_call(ServiceStorage(url, "t"), tmp_path / "file")[:2]:
+        for call in every_call(open_service(url, "t"), tmp_path / "file")[:2]:
             with pytest.raises(RemoteFull) as full:
                 call()
             assert full.value.retry_after == 30
@@ -217,7 +225,7 @@ def test_a_full_service_is_said_at_once(tmp_path: Path) -> None:
 def test_an_answer_of_something_else_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with answering((302, {"Location": "http://127.0.0.1:1/"})) as (url, _):
-        for call in every_call(ServiceStorage(url, "t"), tmp_path / "file"):
+        for call in every_call(open_service(url, "t"), tmp_path / "file"):
             with pytest.raises(RemoteError):
                 call()
 
@@ -226,10 +234,10 @@ def test_the_service_is_believed_only_with_a_certificate_of_the_authority(tmp_pa
     certificate = make_certificate(tmp_path / "tls")
     other, _ = make_certificate(tmp_path / "other")
     with answering((204, {"Upload-Offset": "1"}), tls=certificate) as (url, asked):
-        ServiceStorage(url, "t", certificate[0]).append("a", 0, b"x")
+        open_service(url, "t", certificate[0]).append("a", 0, b"x")
         for authority in (other, None):
             with pytest.raises(RemoteUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                ServiceStorage(url, "t", authority, call_seconds=0.2).append("a", 0, b"x")
+                open_service(url, "t", authority, call_seconds=0.2).append("a", 0, b"x")
         assert len(asked) == 1
     with pytest.raises(ValueError, match="cannot be used"):
         ServiceStorage(url, "t", tmp_path / "nowhere")
