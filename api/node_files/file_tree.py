@@ -35,12 +35,16 @@ def draft_path(node: str, path: str, digest: str) -> str:
     return f"{paths.NODE_DRAFTS}/{node}/{named}.part"
 
 
-def size_of_draft(files: DirectoryStorage, draft: str) -> int:
-    """How much of an upload has come; 0 where nothing has."""
-    return files.size(draft) or 0
+def size_of_draft(files: DirectoryStorage, draft: str, path: str, digest: str) -> int:
+    """How much of an upload has come; 0 where nothing has. All of it, where the file is in its place already: the
+    answer that said so may have been lost."""
+    size = files.size(draft)
+    if size is None and _is_there(files, path, digest):
+        size = files.size(path)
+    return size or 0
 
 
-def begin_draft(files: DirectoryStorage, draft: str, offset: int) -> None:
+def begin_draft(files: DirectoryStorage, draft: str, path: str, digest: str, offset: int) -> None:
     """Check that an upload goes on where it was cut, and make room for the draft of a new one.
 
     Raises:
@@ -48,10 +52,12 @@ def begin_draft(files: DirectoryStorage, draft: str, offset: int) -> None:
         TooManyTransfers: the node has too many drafts.
     """
     known = files.size(draft)
-    if offset != (known or 0):
-        raise OffsetMismatch(draft, offset, known or 0)
-    if known is None:
+    if known is None and offset == 0:
         _make_room(files, draft.rpartition("/")[0])
+        return
+    size = known if known is not None else size_of_draft(files, draft, path, digest)
+    if offset != size:
+        raise OffsetMismatch(draft, offset, size)
 
 
 def write_draft(files: DirectoryStorage, draft: str, offset: int, part: bytes) -> None:
@@ -76,17 +82,22 @@ def publish_draft(files: DirectoryStorage, draft: str, path: str, digest: str) -
 
     Raises:
         DigestMismatch: it is not.
-        OffsetMismatch: another request has put it there, or thrown it away.
+        UnknownFile: the way to its place is none; it is thrown away as well.
+        OffsetMismatch: another request has thrown it away.
     """
     try:
-        opened = files.open_file(draft, os.O_RDWR)
+        with open(files.open_file(draft, os.O_RDWR), "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                os.fsync(file.fileno())
+                files.adopt(path, draft)
+                return
     except UnknownFile:
-        raise OffsetMismatch(path, 0, 0) from None
-    with open(opened, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == digest:
-            os.fsync(file.fileno())
-            files.adopt(path, draft)
+        if files.size(draft) is not None:  # a link is on the way to its place
+            files.remove(draft)
+            raise
+        if _is_there(files, path, digest):  # another request has put it there
             return
+        raise OffsetMismatch(path, 0, 0) from None
     files.remove(draft)
     raise DigestMismatch(f"{path}: what has come is not what Repr-Digest says; send it again from the first byte")
 
@@ -113,6 +124,13 @@ def list_files(files: DirectoryStorage, prefix: str, after: str, most: int) -> t
     finally:
         os.close(top)
     return found[:most], len(found) > most
+
+
+def _is_there(files: DirectoryStorage, path: str, digest: str) -> bool:
+    """Whether the file in a place is the one with a digest."""
+    with suppress(UnknownFile), open(files.open_file(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
+    return False
 
 
 def _walk(directory: int, prefix: str, after: str, depth: int) -> Iterator[str]:

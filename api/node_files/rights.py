@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from api.schemas.requests import TENANT_PATTERN
 from jobs.model.records import AttemptRecord
@@ -143,7 +143,7 @@ class NodeRights:
             self._cached.move_to_end(key)
             if len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
-        return found  # type: ignore[return-value]  # what a call of this key has returned
+        return cast(T, found)  # what a call of this key has returned
 
 
 def _is_of_job(parts: tuple[str, ...], least: int) -> bool:

@@ -36,7 +36,11 @@ async def list_files(who: Node, files: ServiceDep, prefix: Text, cursor: Text = 
     return responses.json_response(await files.list_files(who, prefix, cursor))
 
 
-@router.head(FILE, **describe("Size of a file", without_body=(200,), refuses=("too_many_transfers",)))
+@router.head(
+    FILE,
+    response_class=Response,
+    **describe("Size of a file", without_body=(200,), refuses=("too_many_transfers",)),
+)
 async def read_size(who: Node, files: ServiceDep, path: str, digest: Digest = "") -> Response:
     """In `Upload-Offset`. With a digest: how much has come of an upload that is not complete."""
     return _at(200, await files.read_size(who, path, _parse_digest(digest) if digest else ""))

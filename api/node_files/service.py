@@ -113,7 +113,7 @@ class NodeFileService:
             if digest:
                 await self._rights.require_write(who.node, checked)
                 draft = file_tree.draft_path(who.node, path, digest)
-                return await self._run(partial(file_tree.size_of_draft, self._files, draft))
+                return await self._run(partial(file_tree.size_of_draft, self._files, draft, path, digest))
             await self._rights.require_read(who.node, checked)
             size = await self._run(partial(self._files.size, path))
             if size is None:
@@ -133,7 +133,7 @@ class NodeFileService:
             file = _HeldFile(await self._run(partial(self._files.open_file, path)), held.pop_all().close)
         status = os.fstat(file.fileno())
         tag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
-        return OpenArtifact(file, checked.name, status.st_size, tag)  # type: ignore[arg-type]  # typeshed's two trees
+        return OpenArtifact(file, checked.name, status.st_size, tag)
 
     async def append(self, who: Principal, path: str, offset: int, body: AsyncIterator[bytes]) -> int:
         """Append a body; how long the file is then, as far as this request knows.
@@ -169,7 +169,8 @@ class NodeFileService:
                 )
             self._disks.require_room()
             draft = file_tree.draft_path(who.node, path, wanted.digest)
-            await self._run(partial(file_tree.begin_draft, self._files, draft, wanted.offset))
+            begin = partial(file_tree.begin_draft, self._files, draft, path, wanted.digest, wanted.offset)
+            await self._run(begin)
             written = wanted.offset
             limit, is_empty = min(MAX_UPLOAD_BYTES, wanted.length - wanted.offset), not wanted.length
             async for part in _collect(body, limit, at_least_one=is_empty):

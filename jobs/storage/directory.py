@@ -11,6 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 from jobs.storage.remote import (
@@ -66,8 +67,7 @@ class DirectoryStorage:
                     writer.flush()
                     os.fsync(writer.fileno())
                 with open(os.open(draft, os.O_RDONLY | _FILE, dir_fd=parent), "rb") as stored:
-                    if hashlib.file_digest(stored, "sha256").hexdigest() != digest:
-                        raise DigestMismatch(f"{path}: what was stored is not what was sent")
+                    _require_digest(stored, path, digest)
                 os.replace(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
                 os.fsync(parent)
             except BaseException:
@@ -164,6 +164,11 @@ class DirectoryStorage:
             yield directory, path.name
         finally:
             os.close(directory)
+
+
+def _require_digest(stored: BufferedReader, path: str, digest: str) -> None:
+    if hashlib.file_digest(stored, "sha256").hexdigest() != digest:
+        raise DigestMismatch(f"{path}: what was stored is not what was sent")
 
 
 @contextmanager

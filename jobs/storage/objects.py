@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore import exceptions
@@ -28,6 +28,9 @@ from jobs.storage.remote import (
     digest_file,
 )
 
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
 #: How long one request may take, how long a connection, and for how long a call repeats what fails.
 REQUEST_SECONDS, CONNECT_SECONDS, RETRY_SECONDS = 60, 10, 30
 #: Rows of segments that a process remembers.
@@ -39,13 +42,17 @@ class ObjectStorage:
     """RemoteStorage below a prefix of a bucket. May be used by several threads."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        """`url`: `s3://bucket/prefix`. Credentials, region and endpoint come from the variables `AWS_...`, or `options`.
+        """`url`: `s3://bucket/prefix`. Credentials, region and endpoint come from variables `AWS_...`, or `options`.
 
         Raises:
             ValueError: it is no such URL, or what it needs is not set.
         """
-        settings = {"timeout": f"{REQUEST_SECONDS}s", "connect_timeout": f"{CONNECT_SECONDS}s", "allow_http": True}
-        retry = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+        settings: ClientConfig = {
+            "timeout": f"{REQUEST_SECONDS}s",
+            "connect_timeout": f"{CONNECT_SECONDS}s",
+            "allow_http": True,
+        }
+        retry: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
         try:
             self._store = S3Store.from_url(url, client_options=settings, retry_config=retry, **options)
         except exceptions.BaseError as error:

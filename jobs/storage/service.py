@@ -38,6 +38,8 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
 UPLOAD_BYTES, READ_BYTES = 16 * 1024 * 1024, 256 * 1024
 #: A file of more than this is asked for before it is sent: a part of it may be there.
 ASKED_BYTES = 1024 * 1024
+#: How fast the service reads a file again at least, to check it, before it answers.
+CHECKED_BYTES_PER_SECOND = 50e6
 _REPEATED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 
@@ -98,7 +100,7 @@ class ServiceStorage:
             while True:
                 try:
                     if offset is None:
-                        offset = self._uploaded(url, path, known)
+                        offset = self._uploaded(url, path, length, known)
                         progress.note(offset)
                     offset, is_whole = self._upload(url, path, reader, offset, length, known)
                     if is_whole:
@@ -108,8 +110,8 @@ class ServiceStorage:
                     progress.wait(error, path)
                     offset = None
 
-    def _uploaded(self, url: str, path: str, known: Mapping[str, str]) -> int:
-        answer = self._client.head(url, headers=dict(known))
+    def _uploaded(self, url: str, path: str, length: int, known: Mapping[str, str]) -> int:
+        answer = self._client.head(url, headers=dict(known), timeout=self._checking(length))
         _require_success(answer, path)
         return _offset(answer)
 
@@ -119,11 +121,18 @@ class ServiceStorage:
         """Send a part of a file; how much has come then, and whether the file is in its place."""
         size = min(UPLOAD_BYTES, max(0, length - offset))
         headers = {"Upload-Offset": str(offset), "Upload-Length": str(length), "Content-Length": str(size), **known}
-        answer = self._client.put(url, content=_parts(reader, offset, size), headers=headers)
+        timeout = self._checking(length if offset + size == length else 0)
+        answer = self._client.put(url, content=_parts(reader, offset, size), headers=headers, timeout=timeout)
         if answer.status_code == HTTPStatus.CONFLICT and "upload-offset" in answer.headers:
             raise RemoteUnavailable(f"{path}: the upload goes on at byte {_offset(answer)}")
         _require_success(answer, path)
         return _offset(answer), answer.status_code == HTTPStatus.NO_CONTENT
+
+    def _checking(self, length: int) -> httpx.Timeout:
+        """The limits of a request before whose answer the service reads so many bytes."""
+        usual = self._client.timeout
+        silence = (usual.read or SILENCE_SECONDS) + length / CHECKED_BYTES_PER_SECOND
+        return httpx.Timeout(connect=usual.connect, read=silence, write=usual.write, pool=usual.pool)
 
     def size(self, path: str) -> int | None:
         url = _url(path)

@@ -100,6 +100,16 @@ async def test_a_node_brings_logs_and_files_of_its_attempt_and_reads_them(node: 
     assert stored(node.api) == {log: b"abcdef", report: b"{}--more"}
 
 
+async def test_a_file_whose_answer_was_lost_is_not_sent_again(node: NodeCaller) -> None:
+    path, data = f"{node.own}/report.json", b"{}" * 1000
+    assert (await node.put(path, data)).status_code == 204
+    assert (await node.ask("HEAD", path, Repr_Digest=digest(data))).headers["upload-offset"] == "2000"
+    again = {"Repr_Digest": digest(data), "Upload_Length": 2000, "Upload_Offset": 2000}
+    assert (await node.ask("PUT", path, b"", **again)).status_code == 204
+    assert (await node.ask("HEAD", path, Repr_Digest=digest(b"other"))).headers["upload-offset"] == "0"
+    assert stored(node.api) == {path: data}
+
+
 async def test_a_node_reaches_nothing_that_is_not_its_own(node: NodeCaller) -> None:
     api = node.api
     api.node(node="host-b")

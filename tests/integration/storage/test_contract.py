@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -174,7 +174,7 @@ def test_what_is_no_path_below_the_root_is_refused_by_every_call(
     remote: RemoteStorage, path: str, tmp_path: Path
 ) -> None:
     file, digest = made(tmp_path, b"x")
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: remote.append(path, 0, b"x"),
         lambda: remote.put(path, file, digest),
         lambda: remote.size(path),

@@ -21,6 +21,7 @@ from jobs.storage.remote import (
     RemoteRefused,
     RemoteUnavailable,
     digest_file,
+    fetch_file,
 )
 from jobs.storage.service import ServiceStorage
 from tests.integration.storage.conftest import ServedNode, open_service
@@ -105,6 +106,18 @@ def test_a_file_arrives_over_a_line_that_is_cut_anywhere_and_is_not_sent_twice(
     whole.base = remote.base
     assert whole.read("a/b", 0, CHUNK_BYTES) == (tmp_path / "file").read_bytes()
     assert whole.names("a") == ["a/b"]
+
+
+@pytest.mark.slow
+def test_a_large_file_travels_both_ways(served_node: ServedNode, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        for _ in range(100):
+            file.write(os.urandom(1024 * 1024))
+    remote, digest = served_node.storage(), digest_file(tmp_path / "file")
+    remote.put("a/b", tmp_path / "file", digest)
+    assert remote.size("a/b") == 100 * 1024 * 1024
+    fetch_file(remote, "a/b", tmp_path / "fetched")
+    assert digest_file(tmp_path / "fetched") == digest
 
 
 def test_an_append_that_is_cut_anywhere_is_there_once(served_node: ServedNode) -> None:
