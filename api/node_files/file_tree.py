@@ -1,6 +1,6 @@
 """What nodes bring and fetch, on the disk: drafts of uploads, files that are put in their places, and lists.
 
-    <storage>/node-drafts/<node>/<of the path and the digest>.part
+    <storage>/.node-drafts/<node>/<of the path and the digest>.part
 
 A draft is named by what it will be, so an upload goes on where it was cut, whichever process of the API it meets. Every
 function here waits for the disk, and is for a thread.

@@ -72,7 +72,7 @@ async def node(api: Api) -> NodeCaller:
 
 def stored(api: Api) -> dict[str, bytes]:
     """What lies below the directories that nodes may reach."""
-    top = [api.storage / name for name in ("jobs", "bundles", "node-drafts")]
+    top = [api.storage / name for name in ("jobs", "bundles", ".node-drafts")]
     files = [path for directory in top for path in directory.rglob("*") if path.is_file()]
     return {str(path.relative_to(api.storage)): path.read_bytes() for path in files}
 
@@ -140,11 +140,11 @@ async def test_a_node_reaches_nothing_that_is_not_its_own(node: NodeCaller) -> N
         ),
         *(f"{job}/checkpoints/000000000001-2/x", f"{job}/checkpoints/x/y", f"{job}/checkpoints/000000000001-1"),
         *(f"jobs/rival/{node.job}/1/x", f"jobs/default/{foreign}/1/x", "archive/default/01a1fa/x.json", "audit/x"),
-        *("bundles/default/" + "0" * 64 + ".n.zip", "node-drafts/host-b/x.part", ".shardyard-storage", "admin-token"),
+        *("bundles/default/" + "0" * 64 + ".n.zip", ".node-drafts/host-b/x.part", ".shardyard-storage", "admin-token"),
     ):
         for answer in (await node.append(path, 0, b"x"), await node.put(path, b"x")):
             assert answer.status_code == 403, path
-    for path in ("jobs", job, "jobs/default", "bundles", "bundles/rival", "archive", "audit", "node-drafts/host-a"):
+    for path in ("jobs", job, "jobs/default", "bundles", "bundles/rival", "archive", "audit", ".node-drafts/host-a"):
         assert (await node.names(path)).status_code == 403, path
         assert (await node.ask("DELETE", path)).status_code == 403, path
     assert stored(api) == before

@@ -96,7 +96,7 @@ def test_a_file_arrives_over_a_line_that_is_cut_anywhere_and_is_not_sent_twice(
     size = 3_000_000
     (tmp_path / "file").write_bytes(os.urandom(size))
     chosen = random.Random(1)
-    cuts = [("up", chosen.randrange(1, size // 3)) for _ in range(8)] + [("down", chosen.randrange(1, 200))] * 2
+    cuts = [("up", chosen.randrange(1, size // 12)) for _ in range(8)] + [("down", chosen.randrange(1, 200))] * 2
     with cutting(served_node, cuts) as proxy:
         remote = served_node.storage(proxy.url)
         remote.put("a/b", tmp_path / "file", digest_file(tmp_path / "file"))
@@ -123,7 +123,7 @@ def test_a_large_file_travels_both_ways(served_node: ServedNode, tmp_path: Path)
 def test_an_append_that_is_cut_anywhere_is_there_once(served_node: ServedNode) -> None:
     text = os.urandom(300_000)
     chosen = random.Random(2)
-    cuts = [("up", chosen.randrange(1, 300_000)) for _ in range(6)] + [("down", 1), ("down", 60)]
+    cuts = [("up", chosen.randrange(1, 300_000)) for _ in range(3)] + [("down", 1), ("down", 60)]
     with cutting(served_node, cuts) as proxy:
         remote = served_node.storage(proxy.url)
         remote.append("log", 0, text)
