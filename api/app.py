@@ -51,7 +51,7 @@ from api.http.audit_log import AuditLog
 from api.http.audit_middleware import AuditMiddleware
 from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Authenticator, load_operator_token
-from api.http.deps import authenticate
+from api.http.deps import NODE_FILES, authenticate
 from api.http.middleware import (
     MIN_UPLOAD_BYTES_PER_SECOND,
     BodyLimits,
@@ -66,6 +66,9 @@ from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
+from api.node_files import routes as node_file_routes
+from api.node_files.file_tree import sweep_drafts
+from api.node_files.service import MAX_UPLOAD_BYTES, NodeFileService
 from api.results import artifact_routes, log_routes, profile_routes, split_routes
 from api.results.profile_service import ProfileService
 from api.results.service import ResultService
@@ -87,6 +90,7 @@ from jobs.files.service_disks import api_directories
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings, parse_networks
 from jobs.scheduling.scheduler import JobScheduler
+from jobs.storage.directory import DirectoryStorage
 from jobs.store.client import AsyncRedisStore, RedisStore
 from jobs.store.packed_jobs import PackedJobConverter
 from shardyard.contract.errors import FormatMismatch, Unavailable
@@ -128,6 +132,7 @@ ROUTERS = (
     single_sign_on_routes.router,
     single_sign_on_routes.pages,
     audit_routes.router,
+    node_file_routes.router,
     system_routes.router,
     docs_routes.router,
     dashboard_routes.router,
@@ -204,6 +209,8 @@ async def _lifespan(
     )
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
     mail = MailTransport(read_mail_settings(settings))
+    brought = AttemptStorage(storage)  # with threads of their own
+    services += (NodeFileService(control, brought, disks, settings.lease_seconds, settings.job_disk_bytes),)
     services += (WebhookService(control, settings.secret_keys(), targets, mail),)
     http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
     channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
@@ -259,9 +266,11 @@ async def _lifespan(
 
 
 def _body_limits(settings: Settings) -> BodyLimitsByPath:
-    """Bundles are large, and come over slow lines; everything else is small."""
+    """Bundles and files of nodes are large, and come over slow lines; everything else is small."""
     uploads = BodyLimits(settings.max_bundle_bytes, pace=MIN_UPLOAD_BYTES_PER_SECOND)
-    return BodyLimitsByPath(BodyLimits(settings.max_body_bytes), {"/v1/bundles": uploads})
+    brought = BodyLimits(MAX_UPLOAD_BYTES, pace=MIN_UPLOAD_BYTES_PER_SECOND)
+    by_prefix = {f"{NODE_FILES}/": brought}
+    return BodyLimitsByPath(BodyLimits(settings.max_body_bytes), {"/v1/bundles": uploads}, by_prefix)
 
 
 def _release_clients(events: EventService, changes: ChangeNotifier) -> None:
@@ -363,6 +372,7 @@ def _periodic_sweeps(
         PeriodicSweep(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),
+        PeriodicSweep("node_drafts", partial(sweep_drafts, DirectoryStorage(storage)), SWEEP_SECONDS),
         PeriodicSweep("quotas", QuotaRecount(control).recount, SWEEP_SECONDS),
         PeriodicSweep("file_quotas", FileQuotaCount(control, storage).count, FILE_COUNT_SECONDS),
         PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),

@@ -9,6 +9,7 @@ from api.http.auth import Authenticator, Principal
 from api.schemas.requests import parse_sign_in
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import sessions, tokens
+from jobs.store.accounts.tokens import Scope
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Forbidden, NotFound, Unauthenticated
 from shardyard.contract.responses import Caller
@@ -26,9 +27,11 @@ class SessionService:
         Raises:
             InvalidRequest: there is no token in the body.
             Unauthenticated: the token is not valid.
+            Forbidden: it is a node's.
         """
         text = parse_sign_in(body)
         who = await self._authenticator.authenticate_token(text)
+        who.require_scope(Scope.READ)
         session = sessions.new_session_id()
         await self._store.run(sessions.begin_session(session, who.token, tokens.hash_token(text)))
         audit.log_audit_event(replace(who, session=sessions.name_session(session)), "signed_in")

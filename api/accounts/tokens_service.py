@@ -31,22 +31,26 @@ class TokenService:
     async def create_token(self, who: Principal, body: bytes) -> NewToken:
         """Raises:
         InvalidRequest: a field is wrong.
-        Forbidden: the token is for another tenant, and the caller is not the operator.
+        Forbidden: the token is for another tenant, or a node, and the caller is not the operator.
         UnboxedNodes: it is for a tenant beside the operator's, and a node puts no box around jobs.
         """
         wanted = parse_new_token(body)
         tenant = wanted.tenant or who.tenant
         if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
             raise Forbidden("only operators may create tokens for another tenant")
+        if wanted.node is not None and who.tenant != DEFAULT_TENANT:
+            raise Forbidden("only operators may create tokens for nodes")
         await self.require_boxes(tenant)
         quota = None if wanted.quota is None else make_quota(wanted.quota, "quota.", of_token=True)
         now = time.time_ns() // 1000
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
-        text, record = tokens.issue_token(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
+        node = wanted.node or ""
+        text, record = tokens.issue_token(tenant, wanted.scopes, wanted.name, created=now, expires=expires, node=node)
         if quota is not None:  # first: the token must not work without it
             await self._store.run(quotas.set_quota(tenant, record.id, quota))
         await self._store.run(tokens.put_token(record))
-        audit.log_audit_event(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
+        details = {"created": record.id, "for_tenant": tenant, "scopes": sorted(record.scopes)}
+        audit.log_audit_event(who, "token_created", **details, **({"for_node": node} if node else {}))
         return NewToken(**msgspec.structs.asdict(views.token_view(record)), token=text)
 
     async def require_boxes(self, tenant: str) -> None:

@@ -63,6 +63,9 @@ DOWNLOADS: Final[Mapping[tuple[str, str], str]] = {
 }
 #: Requests with another method than GET that change nothing.
 UNCHANGING: Final = frozenset({("POST", "/v1/plan"), ("POST", "/v1/sign-in/device")})
+#: Requests of nodes, many in a second, that bring or fetch what belongs to attempts which they have: supervisors that
+#: share the directory do so without an entry as well. What is refused has one.
+BROUGHT: Final = frozenset((method, "/v1/node/files/{path:path}") for method in ("GET", "PATCH", "PUT", "DELETE"))
 
 
 @dataclass(slots=True)

@@ -61,13 +61,15 @@ def is_public(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The bearer of a token. `name` is that of the token; `session` names a browser's session, if it is one."""
+    """The bearer of a token. `name` is that of the token; `session` names a browser's session, if it is one, `node` the
+    node whose token it is."""
 
     token: str
     tenant: str
     scopes: frozenset[str]
     name: str = ""
     session: str = ""
+    node: str = ""
 
     @property
     def may_submit(self) -> bool:
@@ -83,6 +85,8 @@ class Principal:
         """Raises:
         Forbidden: the token does not allow it.
         """
+        if self.node and scope is not Scope.NODE:
+            raise Forbidden(f"this token is for the files of node {self.node} alone; use the token of a person here")
         if not tokens.covers_scope(self.scopes, scope):
             raise Forbidden(f"this needs a token with the scope {str(scope)!r}")
 
@@ -121,7 +125,7 @@ class Authenticator:
         record = await self._read_token(token)
         if record is None or not tokens.verify_secret(record, secret, now=time.time_ns() // 1000):
             raise Unauthenticated("the token is unknown, revoked or expired")
-        return Principal(record.id, record.tenant, record.scopes, record.name)
+        return Principal(record.id, record.tenant, record.scopes, record.name, node=record.node)
 
     async def authenticate_session(self, session: str) -> Principal:
         """The caller of a browser's session. The token is checked again: a session ends with it, and where it has

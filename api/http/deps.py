@@ -23,6 +23,8 @@ T = TypeVar("T")
 MAX_KEY_LENGTH = 255
 #: Holds the id of a browser's session.
 SESSION_COOKIE = "shardyard_session"
+#: Routes for tokens of nodes, which have slots instead of limits on requests.
+NODE_FILES = "/v1/node/files"
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -41,15 +43,17 @@ async def authenticate(request: Request) -> None:
         principal = await authenticator.authenticate_session(session)
     else:
         principal = await authenticator.authenticate_header(header)
+    brings_files = bool(principal.node) and request.scope["route"].path.startswith(NODE_FILES)
     limiter: RateLimiter = request.app.state.rate_limiter
-    if limiter.is_limited:
+    if limiter.is_limited and not brings_files:
         fields = limiter.count_locally(principal.token)
         if fields is None:
             fields = await limiter.count_request(principal.tenant, principal.token)
         request.scope[RATE_LIMIT_FIELDS] = fields
-    current_tenant.set(principal.tenant)
+    current_tenant.set(f"node/{principal.node}" if principal.node else principal.tenant)
     request.state.authenticate_header = principal
-    principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
+    if not brings_files:
+        principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
@@ -76,6 +80,12 @@ def check_origin(request: Request) -> None:
 async def principal(request: Request) -> Principal:
     principal: Principal = request.state.authenticate_header
     return principal
+
+
+async def _node(request: Request) -> Principal:
+    who = await principal(request)
+    who.require_scope(Scope.NODE)
+    return who
 
 
 async def _admin(request: Request) -> Principal:
@@ -153,6 +163,7 @@ async def wants_text(request: Request) -> bool:
 
 Caller = Annotated[Principal, Depends(principal)]
 Admin = Annotated[Principal, Depends(_admin)]
+Node = Annotated[Principal, Depends(_node)]
 JobId = Annotated[str, Depends(job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]

@@ -62,13 +62,17 @@ class BodyLimits:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitsByPath:
-    """The limits of most bodies, and those of the paths that have their own."""
+    """The limits of most bodies, and those of the paths, or of all with a prefix, that have their own."""
 
     default: BodyLimits
     by_path: Mapping[str, BodyLimits] = field(default_factory=dict)
+    by_prefix: Mapping[str, BodyLimits] = field(default_factory=dict)
 
     def limits_for(self, path: str) -> BodyLimits:
-        return self.by_path.get(path, self.default)
+        own = self.by_path.get(path)
+        if own is not None:
+            return own
+        return next((own for prefix, own in self.by_prefix.items() if path.startswith(prefix)), self.default)
 
 
 class RequestLimitsMiddleware:

@@ -1,6 +1,7 @@
 """Request bodies: their models, and the functions that check them."""
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Literal, TypeVar
 
@@ -10,9 +11,11 @@ from jobs.model import spec_rules, validation
 from jobs.model.mail import MAX_ADDRESS_LENGTH
 from jobs.model.pool_policy import PoolPolicy
 from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, OF_TENANTS, Quota
+from jobs.model.settings import MAX_NODE_LENGTH, NODE_PATTERN
 from jobs.model.spec import REFERENCE_NAME, SHOWN_PATTERN, JobSpec
 from jobs.model.state import TERMINAL, JobState
 from jobs.model.validation import require_plain
+from jobs.protocol.names import DEFAULT_TENANT
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
 from jobs.store.accounts.tokens import MAX_TEXT_LENGTH, Scope
@@ -60,7 +63,7 @@ class QuotaRequest(BaseModel):
 
 class NewTokenRequest(BaseModel):
     """A new token. `tenant` is by default the caller's; a token without `expires_in_seconds` does not expire, and one
-    without `quota` may use what its tenant may use."""
+    without `quota` may use what its tenant may use. `node` is for the scope `node` alone, which stands alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,6 +72,7 @@ class NewTokenRequest(BaseModel):
     tenant: Tenant | None = None
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
     quota: QuotaRequest | None = None
+    node: Annotated[str, Field(max_length=MAX_NODE_LENGTH, pattern=NODE_PATTERN)] | None = None
 
 
 class SignInRequest(BaseModel):
@@ -258,7 +262,24 @@ _parse_cached_spec = lru_cache(KEPT_SPECS)(_parse_spec)
 
 def parse_new_token(body: bytes) -> NewTokenRequest:
     """Raises MalformedJson, InvalidRequest."""
-    return _parse_body(NewTokenRequest, body, "the token request is not valid")
+    problem = "the token request is not valid"
+    wanted = _parse_body(NewTokenRequest, body, problem)
+    wrong = list(_wrong_of_node(wanted)) if Scope.NODE in wanted.scopes or wanted.node is not None else []
+    if wrong:
+        raise InvalidRequest(problem, fields=tuple(wrong))
+    return wanted
+
+
+def _wrong_of_node(wanted: NewTokenRequest) -> Iterator[FieldError]:
+    """What is wrong with a request for a node's token: it has no rights of people, and no tenant."""
+    if wanted.scopes != {Scope.NODE}:
+        yield FieldError("scopes", 'a token of a node has the scope "node" and no other')
+    if wanted.node is None:
+        yield FieldError("node", "name the node that the token is for, as its SHARDYARD_NODE has it")
+    if wanted.tenant not in (None, DEFAULT_TENANT):
+        yield FieldError("tenant", "leave it out: a node serves all tenants")
+    if wanted.quota is not None:
+        yield FieldError("quota", "leave it out: a token of a node submits no jobs")
 
 
 def parse_sign_in(body: bytes) -> str:

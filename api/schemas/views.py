@@ -407,6 +407,7 @@ def token_view(record: TokenRecord) -> TokenView:
         name=record.name,
         tenant=record.tenant,
         scopes=sorted(record.scopes),
+        node=record.node,
         created_at=at(record.created),
         expires_at=utc(record.expires),
     )

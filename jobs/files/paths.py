@@ -15,6 +15,7 @@
     <storage>/jobs/<tenant>/<job>/checkpoints/<step>-<attempt>/
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
                               /.<nonce>.part
+    <storage>/.node-drafts/<node>/<digits>.part  what a node without this directory brings, until it is whole
     <storage>/archive/<tenant>/<first digits of the job's id>/<job>.json
     <storage>/traces/sent.json         which job's spans were sent last
 
@@ -23,6 +24,9 @@ The API and every node see the same directory, so these names are part of the co
 
 from contextlib import suppress
 from pathlib import Path
+
+#: Directory of uploads of nodes that are not complete; back-ups leave out what begins with a dot.
+NODE_DRAFTS = ".node-drafts"
 
 
 def checkpoints_dir(storage: Path, tenant: str, job: str) -> Path:

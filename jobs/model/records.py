@@ -434,7 +434,7 @@ class NodeRecord:
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
     """A bearer token as it is stored: never the secret, only its SHA-256. `identity` names the person who got it by
-    single sign-on; "" for other tokens."""
+    single sign-on, `node` the node whose files it is for; "" for other tokens."""
 
     id: str
     tenant: str
@@ -444,6 +444,7 @@ class TokenRecord:
     created: int
     expires: int | None
     identity: str = ""
+    node: str = ""
 
     @classmethod
     def from_fields(cls, token: str, fields: Fields) -> "TokenRecord":
@@ -456,6 +457,7 @@ class TokenRecord:
             created=int(fields[b"created"]),
             expires=_time_field(fields, b"expires"),
             identity=_text_field(fields, b"identity"),
+            node=_text_field(fields, b"node"),
         )
 
 

@@ -19,6 +19,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 #: Of one machine.
 MAX_VIRTUAL_NODES = 16
 MAX_NODE_LENGTH = 63
+NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 #: Compose files set what is not given to nothing.
 OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
 
@@ -201,7 +202,7 @@ class Settings(BaseSettings):
         default_factory=lambda: socket.gethostname().lower()[:MAX_NODE_LENGTH],
         min_length=1,
         max_length=MAX_NODE_LENGTH,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        pattern=NODE_PATTERN,
         description="this node's id; its Celery queue is node.<id>",
     )
     pool: str = Field("default", max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN, description="pool this node serves")

@@ -49,6 +49,10 @@ def quarantine_key(node: str) -> str:
     return f"{PREFIX}quarantine:{node}"
 
 
+def attempt_key(ref: str) -> str:
+    return f"{PREFIX}attempt:{ref}"
+
+
 def secrets_key(tenant: str) -> str:
     return f"{PREFIX}secret:{tenant}"
 

@@ -289,9 +289,13 @@ class Client(WebhookMethods):
         scopes: Sequence[str] = ("read", "submit"),
         tenant: str | None = None,
         expires_in_seconds: int | None = None,
+        node: str | None = None,
     ) -> responses.NewToken:
-        """Create a token; its secret, `token`, is returned only this once. Needs an admin token."""
-        made = endpoints.create_token(name, scopes=scopes, tenant=tenant, expires_in_seconds=expires_in_seconds)
+        """Create a token; its secret, `token`, is returned only this once. Needs an admin token. `node` is the one that
+        a token with the scope `node`, and no other, is for."""
+        made = endpoints.create_token(
+            name, scopes=scopes, tenant=tenant, expires_in_seconds=expires_in_seconds, node=node
+        )
         return self.call(made)
 
     def revoke_token(self, token: str) -> None:

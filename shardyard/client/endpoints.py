@@ -376,10 +376,16 @@ def list_tokens() -> HttpCall[responses.TokenList]:
 
 
 def create_token(
-    name: str, *, scopes: Sequence[str], tenant: str | None = None, expires_in_seconds: int | None = None
+    name: str,
+    *,
+    scopes: Sequence[str],
+    tenant: str | None = None,
+    expires_in_seconds: int | None = None,
+    node: str | None = None,
 ) -> HttpCall[responses.NewToken]:
     """Not repeated: that would make two."""
-    fields = {"name": name, "scopes": list(scopes), "tenant": tenant, "expires_in_seconds": expires_in_seconds}
+    fields: dict[str, Any] = {"name": name, "scopes": list(scopes), "tenant": tenant, "node": node}
+    fields["expires_in_seconds"] = expires_in_seconds
     body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
     return HttpCall(method="POST", path="/v1/tokens", kind=responses.NewToken, content=body, headers=_JSON)
 

@@ -363,13 +363,21 @@ class MetricList(Answer, frozen=True, kw_only=True):
 # -- accounts and the service ------------------------------------------------------------------------
 
 
+class NodeFileList(Answer, frozen=True, kw_only=True):
+    """Paths of files below a directory of the storage. `next`: the cursor of the following page."""
+
+    files: list[str]
+    next: str | None = None
+
+
 class TokenView(Answer, frozen=True, kw_only=True):
-    """A token without its secret."""
+    """A token without its secret. `node` is the one that a token with the scope `node` is for."""
 
     id: str
     name: str = ""
     tenant: str = ""
     scopes: list[str] = []
+    node: str = ""
     created_at: datetime | None = None
     expires_at: datetime | None = None
 

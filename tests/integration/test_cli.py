@@ -359,6 +359,8 @@ def test_a_new_token_is_printed_alone(service: Stub, capsys: pytest.CaptureFixtu
     assert run("token", "create", "ci", "--scope", "read") == 0
     assert capsys.readouterr().out == "sy_secret\n"
     assert json.loads(service.seen[0].body) == {"name": "ci", "scopes": ["read"]}
+    assert run("token", "create", "gpu-1", "--scope", "node", "--node", "gpu-1") == 0
+    assert json.loads(service.seen[1].body) == {"name": "gpu-1", "scopes": ["node"], "node": "gpu-1"}
 
 
 def test_pools_and_nodes_show_devices_by_what_they_do(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:

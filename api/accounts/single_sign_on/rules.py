@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from jobs.store.accounts.tokens import Scope
+from jobs.store.accounts.tokens import PEOPLES_SCOPES, Scope
 
 MAX_FILE_BYTES: Final = 256 * 1024
 MAX_RULES: Final = 500
@@ -22,7 +22,11 @@ class AccessRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claim: _Text
     value: _Text
     tenant: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=len(Scope))]
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=len(PEOPLES_SCOPES))]
+
+    def __post_init__(self) -> None:
+        if Scope.NODE in self.scopes:
+            raise ValueError("the scope node is for nodes, not for people")
 
     def matches(self, claims: Mapping[str, Any]) -> bool:
         """Whether the claim is this value, or a list that has it. An address counts only once it was verified."""

@@ -26,16 +26,20 @@ SCANNED_KEYS = 1_000
 
 
 class Scope(StrEnum):
-    """What a token may do. Each scope includes those before it."""
+    """What a token may do. Each scope of people includes those before it; `node` stands for itself."""
 
     READ = "read"
     SUBMIT = "submit"
     PRIORITY = "priority"
     ADMIN = "admin"
+    NODE = "node"
 
 
-#: What covers each scope: admin implies all, priority implies submit, submit implies read.
-_COVERING = {wanted: frozenset(str(scope) for scope in list(Scope)[i:]) for i, wanted in enumerate(Scope)}
+#: Scopes of people and their programs: admin implies all of them, priority implies submit, submit implies read.
+PEOPLES_SCOPES = (Scope.READ, Scope.SUBMIT, Scope.PRIORITY, Scope.ADMIN)
+#: What covers each scope. Nobody but a node may do what a node may.
+_COVERING = {wanted: frozenset(map(str, PEOPLES_SCOPES[i:])) for i, wanted in enumerate(PEOPLES_SCOPES)}
+_COVERING[Scope.NODE] = frozenset({str(Scope.NODE)})
 
 
 def covers_scope(granted: Iterable[str], wanted: Scope) -> bool:
@@ -51,11 +55,13 @@ def issue_token(
     created: int,
     expires: int | None = None,
     identity: str = "",
+    node: str = "",
 ) -> tuple[str, TokenRecord]:
-    """A new token: its text, to be shown once, and what is stored. Times are microseconds since the epoch."""
+    """A new token: its text, to be shown once, and what is stored. Times are microseconds since the epoch. `node` is
+    the one that a token with the scope `node` is for."""
     token, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     granted = frozenset(str(scope) for scope in scopes)
-    record = TokenRecord(token, tenant, granted, hash_secret(secret), name, created, expires, identity)
+    record = TokenRecord(token, tenant, granted, hash_secret(secret), name, created, expires, identity, node)
     return f"{PREFIX}_{token}_{secret}", record
 
 
@@ -120,6 +126,8 @@ def put_token(record: TokenRecord) -> Call[None]:
     }
     if record.identity:
         fields["identity"] = record.identity
+    if record.node:
+        fields["node"] = record.node
     flat = [part for pair in fields.items() for part in pair]
     return call_function("put_token", ignore_reply, *flat, token=record.id, tenant=record.tenant)
 

@@ -18,19 +18,30 @@ app = typer.Typer(help="Tokens for people and programs.", no_args_is_help=True)
 def create_command(
     name: Annotated[str, typer.Argument(help="What it is for, so that you recognise it later.", show_default=False)],
     scope: Annotated[
-        list[str], typer.Option(help="read, submit, priority (jobs before those of others) or admin; may be repeated.")
+        list[str],
+        typer.Option(
+            help="read, submit, priority (jobs before those of others) or admin, may be repeated; or node alone."
+        ),
     ] = ["read", "submit"],  # noqa: B006
     tenant: Annotated[
         str | None, typer.Option(help="Owner of the jobs that it submits; yours by default.", show_default=False)
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(help="With --scope node: the node that brings its files with the token.", show_default=False),
     ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token. Its secret is shown only this once."""
+    """Create a token. Its secret is shown only this once.
+
+    Examples: shardyard token create ci --scope submit
+    shardyard token create gpu-1 --scope node --node gpu-1
+    """
     from shardyard.client import endpoints
 
-    call = endpoints.create_token(name, scopes=scope, tenant=tenant)
+    call = endpoints.create_token(name, scopes=scope, tenant=tenant, node=node)
     print_answer(call, lambda created: print(created.token), url, token, as_json)
 
 
@@ -45,7 +56,8 @@ def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -
 def _print_tokens(found: "TokenList") -> None:
     listing = make_table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
     for each in found.tokens:
-        listing.add_row(each.id, each.name, each.tenant, ", ".join(each.scopes), formatting.local_time(each.created_at))
+        scopes = f"node {each.node}" if each.node else ", ".join(each.scopes)
+        listing.add_row(each.id, each.name, each.tenant, scopes, formatting.local_time(each.created_at))
     make_console().print(listing)
 
 

@@ -66,7 +66,7 @@ async def test_every_route_but_the_public_ones_needs_a_token(api: Api) -> None:
                 assert answer.status_code != 401, path
             else:
                 assert answer.status_code == 401, (method, path)
-                assert answer.json()["code"] == "unauthenticated"
+                assert method == "HEAD" or answer.json()["code"] == "unauthenticated"
 
 
 async def test_another_tenants_job_is_not_found_whatever_is_asked_of_it(api: Api) -> None:
@@ -286,3 +286,68 @@ async def test_no_cache_keeps_an_answer_for_others_and_no_browser_guesses_what_i
     for answer in answers:
         assert answer.headers["cache-control"] == "private, no-cache"
         assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def new_node_token(api: Api, node: str = "host-a") -> dict[str, str]:
+    body = {"name": node, "scopes": ["node"], "node": node}
+    answer = await api.client.post("/v1/tokens", json=body)
+    assert answer.status_code == 201, answer.text
+    return bearer(answer.json()["token"])
+
+
+async def test_a_token_of_a_node_may_do_nothing_that_people_may(api: Api) -> None:
+    api.node()
+    job, headers = await api.submit(), await new_node_token(api)
+    asked = 0
+    for method, path in every_route(api):
+        if is_public(path) or path.startswith("/v1/node/"):
+            continue
+        answer = await api.client.request(method, path.replace(JOB, job), headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
+        assert "node host-a alone" in answer.json()["detail"]
+        asked += 1
+    assert asked > 30
+    sign_in = await api.client.post("/v1/sign-in", json={"token": headers["Authorization"].partition(" ")[2]})
+    assert sign_in.status_code == 403
+    assert (await api.get(f"/v1/jobs/{job}"))["cancel_requested"] is False
+
+
+async def test_nobody_but_a_node_may_do_what_a_node_may(api: Api) -> None:
+    for headers in (None, api.token(Scope.SUBMIT), api.token(Scope.ADMIN, tenant="rival"), api.token(Scope.NODE)):
+        for method, path in every_route(api):
+            if path.startswith("/v1/node/"):
+                answer = await api.client.request(method, path, headers=headers)
+                assert answer.status_code == 403, (method, path)
+
+
+async def test_a_token_of_a_node_names_it_and_is_shown_with_it(api: Api) -> None:
+    await new_node_token(api)
+    (listed,) = (await api.get("/v1/tokens"))["tokens"]
+    assert (listed["scopes"], listed["node"]) == (["node"], "host-a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"scopes": ["node", "read"]}, "scopes"),
+        ({"scopes": ["read"]}, "scopes"),
+        ({"node": None}, "node"),
+        ({"node": "../x"}, "node"),
+        ({"node": "n" * 64}, "node"),
+        ({"tenant": "acme"}, "tenant"),
+        ({"quota": {"running": 1}}, "quota"),
+    ],
+)
+async def test_a_wrong_request_for_a_token_of_a_node_names_the_field(
+    api: Api, changes: dict[str, object], field: str
+) -> None:
+    body = {"name": "n", "scopes": ["node"], "node": "host-a"} | changes
+    answer = await api.client.post("/v1/tokens", json=body)
+    assert answer.status_code == 422, answer.text
+    assert [wrong["field"] for wrong in answer.json()["errors"]] == [field]
+
+
+async def test_only_the_operator_makes_tokens_for_nodes(api: Api) -> None:
+    body = {"name": "n", "scopes": ["node"], "node": "host-a"}
+    for headers in (api.token(Scope.SUBMIT), api.token(Scope.ADMIN, tenant="rival")):
+        assert (await api.client.post("/v1/tokens", json=body, headers=headers)).status_code == 403

@@ -38,6 +38,7 @@ QUERIES: Mapping[str, str] = {
     "GET /v1/webhooks/{webhook}/deliveries": f"?cursor={_LONG}",
     "GET /v1/sign-in/oidc": f"?next={_LONG}",
     "GET /v1/sign-in/oidc/callback": f"?code={_LONG}&state={_LONG}",
+    "GET /v1/node/files": "?prefix=" + "a/" * 400 + "a",
 }
 #: Routes that take no body, or none that they read on the loop.
 WITHOUT_BODY = frozenset(
@@ -50,6 +51,8 @@ WITHOUT_BODY = frozenset(
         "POST /v1/webhooks/{webhook}/test",
         "POST /v1/webhooks/{webhook}/deliveries/{delivery}/redeliver",
         "POST /v1/sign-out",
+        "PATCH /v1/node/files/{path:path}",
+        "PUT /v1/node/files/{path:path}",
     }
 )
 WITH_BODY = frozenset(
@@ -88,7 +91,7 @@ PLAIN = frozenset(
         *("GET /readyz", "GET /v1/sign-in", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
         *("GET /compare", "GET /submit", "GET /sign-in", "GET /", "GET /jobs/{job}", "GET /devices/{device}"),
-        "GET /assets/{name}",
+        *("GET /assets/{name}", "GET /v1/node/files/{path:path}", "DELETE /v1/node/files/{path:path}"),
     }
 )
 #: Streams do not end; what one of them may cost is measured in `test_events.py`.

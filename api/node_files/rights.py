@@ -1,0 +1,167 @@
+"""What a node's token may read and change: what belongs to the attempts that the node has, and had lately.
+
+    jobs/<tenant>/<job>/<attempt>/...     read and changed by the nodes of the attempt, until a while after its end
+    jobs/<tenant>/<job>/checkpoints/...   read while the node holds an attempt of the job; changed while that lives
+    jobs/<tenant>/<job>/<other>/artifacts/[.]checkpoints/...   read in the same time: scripts go on from these
+    bundles/<tenant>/<hex>.<nonce>.zip    read while the node holds an attempt of a job that names the bundle
+
+Nothing else exists for a node. What Redis says is remembered for a moment; a refusal is always fresh.
+"""
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any, TypeVar, cast
+
+from api.schemas.requests import TENANT_PATTERN
+from jobs.model.records import AttemptRecord
+from jobs.model.state import AttemptState
+from jobs.store.attempts import AttemptId
+from jobs.store.call import Call
+from jobs.store.client import AsyncRedisStore
+from jobs.store.placement import HeldAttempt, read_attempt, read_held_attempts
+from shardyard.contract.errors import Forbidden
+
+T = TypeVar("T")
+
+#: How long after the end of an attempt, and the time of a lease, its node may bring what it still has of it: a node
+#: that was cut off for a night keeps its logs.
+HAND_OVER_SECONDS = 86_400.0
+CACHE_SECONDS, MAX_CACHED = 2.0, 4096
+_TENANT = re.compile(TENANT_PATTERN)
+_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NUMBER = re.compile(r"[1-9]\d{0,8}")
+_CHECKPOINT = re.compile(r"\d{12}-([1-9]\d{0,8})")
+_SAVED_BY_SCRIPTS = (("artifacts", "checkpoints"), ("artifacts", ".checkpoints"))
+
+
+class NodeRights:
+    """`lease_seconds` is that of the settings."""
+
+    def __init__(
+        self, store: AsyncRedisStore, lease_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._late_us = int((lease_seconds + HAND_OVER_SECONDS) * 1e6)
+        self._clock = clock
+        self._cached: OrderedDict[object, tuple[Any, float]] = OrderedDict()
+
+    async def require_read(self, node: str, path: PurePosixPath) -> None:
+        """Raises:
+        Forbidden: the node may not read what lies there, or below it.
+        Unavailable: the control Redis does not answer.
+        """
+        await self._require(node, path, self._may_read)
+
+    async def require_write(self, node: str, path: PurePosixPath) -> None:
+        """Raises:
+        Forbidden: the node may not make or replace this file.
+        Unavailable: the control Redis does not answer.
+        """
+        await self._require(node, path, self._may_write)
+
+    async def require_removal(self, node: str, path: PurePosixPath) -> None:
+        """Raises:
+        Forbidden: the node may not remove what lies there, or below it.
+        Unavailable: the control Redis does not answer.
+        """
+        await self._require(node, path, self._may_remove)
+
+    async def may_read_bundle(self, node: str, path: PurePosixPath) -> bool:
+        """Whether a file is a bundle that an attempt of the node needs."""
+        held = await self._held(node, fresh=False)
+        return any(_is_bundle_of(one, path) for one in held)
+
+    async def _require(self, node: str, path: PurePosixPath, may: Callable[..., Any]) -> None:
+        if await may(node, path.parts, fresh=False) or await may(node, path.parts, fresh=True):
+            return
+        raise Forbidden(f"node {node} has no attempt that {str(path)[:200]!r} belongs to")
+
+    async def _may_read(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if parts[0] == "bundles":
+            held = await self._held(node, fresh=fresh)
+            path = PurePosixPath(*parts)
+            if len(parts) == 2:
+                return any(one.attempt.tenant == parts[1] for one in held)
+            return any(_is_bundle_of(one, path) for one in held)
+        if not _is_of_job(parts, 4):
+            return False
+        if _NUMBER.fullmatch(parts[3]) and await self._has_attempt(node, _attempt_of(parts), fresh=fresh):
+            return True
+        saved = parts[3] == "checkpoints" or parts[4:6] in _SAVED_BY_SCRIPTS
+        return saved and await self._holds_job(node, parts, fresh=fresh)
+
+    async def _may_write(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if not _is_of_job(parts, 5):
+            return False
+        if _NUMBER.fullmatch(parts[3]):
+            return await self._has_attempt(node, _attempt_of(parts), fresh=fresh)
+        saved = _CHECKPOINT.fullmatch(parts[4]) if parts[3] == "checkpoints" and len(parts) > 5 else None
+        if saved is None:
+            return False
+        attempt = AttemptId(parts[1], parts[2], int(saved[1]))
+        return await self._has_attempt(node, attempt, fresh=fresh, alive=True)
+
+    async def _may_remove(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if not _is_of_job(parts, 5):
+            return False
+        if _NUMBER.fullmatch(parts[3]):
+            return await self._has_attempt(node, _attempt_of(parts), fresh=fresh)
+        if parts[3] != "checkpoints" or not _CHECKPOINT.fullmatch(parts[4]):
+            return False
+        for attempt, _ in await self._held(node, fresh=fresh):
+            if (attempt.tenant, attempt.job) == parts[1:3] and await self._has_attempt(
+                node, attempt, fresh=fresh, alive=True
+            ):
+                return True
+        return False
+
+    async def _has_attempt(self, node: str, attempt: AttemptId, *, fresh: bool, alive: bool = False) -> bool:
+        """Whether a node has a part of an attempt, or had it lately. `alive`: the attempt has not ended."""
+        record = await self._read(("attempt", str(attempt)), read_attempt(attempt), fresh=fresh)
+        if record is None or all(place.node != node for place in record.placement):
+            return False
+        return not _has_ended(record) or (not alive and self._is_recent(record))
+
+    def _is_recent(self, record: AttemptRecord) -> bool:
+        return record.ended is not None and time.time_ns() // 1000 < record.ended + self._late_us
+
+    async def _holds_job(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        held = await self._held(node, fresh=fresh)
+        return any((one.attempt.tenant, one.attempt.job) == parts[1:3] for one in held)
+
+    async def _held(self, node: str, *, fresh: bool) -> tuple[HeldAttempt, ...]:
+        return await self._read(("held", node), read_held_attempts(node), fresh=fresh)
+
+    async def _read(self, key: object, call: Call[T], *, fresh: bool) -> T:
+        found, until = self._cached.get(key, (None, 0.0))
+        if fresh or self._clock() >= until:
+            found = await self._store.run(call)
+            self._cached[key] = found, self._clock() + CACHE_SECONDS
+            self._cached.move_to_end(key)
+            if len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
+        return cast(T, found)  # what a call of this key has returned
+
+
+def _is_of_job(parts: tuple[str, ...], least: int) -> bool:
+    """What is not of the form of our ids reaches no key."""
+    if len(parts) < least or parts[0] != "jobs":
+        return False
+    return _TENANT.fullmatch(parts[1]) is not None and _JOB.fullmatch(parts[2]) is not None
+
+
+def _attempt_of(parts: tuple[str, ...]) -> AttemptId:
+    return AttemptId(parts[1], parts[2], int(parts[3]))
+
+
+def _is_bundle_of(held: HeldAttempt, path: PurePosixPath) -> bool:
+    name = path.name.split(".")
+    of_tenant = path.parts[:-1] == ("bundles", held.attempt.tenant)
+    return bool(held.bundle) and of_tenant and len(name) == 3 and (name[0], name[2]) == (held.bundle, "zip")
+
+
+def _has_ended(record: AttemptRecord) -> bool:
+    return record.state is AttemptState.ENDED

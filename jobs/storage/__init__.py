@@ -1,0 +1,1 @@
+"""Storage on other hosts: where what outlives an attempt is carried to, if no directory is shared."""

@@ -1,0 +1,34 @@
+"""What a node has of attempts: which hold its devices, and where one that is known runs or ran."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jobs.model.records import AttemptRecord
+from jobs.protocol.names import attempt_key
+from jobs.store.attempts import AttemptId
+from jobs.store.call import Call, call_function, read_hash
+
+
+class HeldAttempt(NamedTuple):
+    """An attempt that holds devices of a node. `bundle` has the hexadecimal digits of its job's; "": it has none."""
+
+    attempt: AttemptId
+    bundle: str
+
+
+def read_held_attempts(node: str) -> Call[tuple[HeldAttempt, ...]]:
+    """The attempts that hold devices of a node: those that run there, and those that have ended and are not proven to
+    be gone."""
+
+    def decode(reply: Sequence[Any]) -> tuple[HeldAttempt, ...]:
+        return tuple(HeldAttempt(AttemptId.parse(ref.decode()), bundle.decode()) for ref, bundle in reply)
+
+    return call_function("read_held_attempts", decode, node=node)
+
+
+def read_attempt(attempt: AttemptId) -> Call[AttemptRecord | None]:
+    """One attempt; None where there is none, or its job is archived."""
+    return Call(
+        ("HGETALL", attempt_key(str(attempt))),
+        lambda reply: AttemptRecord.from_fields(attempt.number, read_hash(reply)) if reply else None,
+    )

@@ -1,0 +1,249 @@
+"""What every remote storage does: the same tests on a directory, on the API, and on a bucket of a real S3 server."""
+
+import hashlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.storage.directory import DirectoryStorage
+from jobs.storage.objects import ObjectStorage
+from jobs.storage.remote import (
+    CHUNK_BYTES,
+    MAX_NAME_BYTES,
+    DigestMismatch,
+    OffsetMismatch,
+    RemoteStorage,
+    UnknownFile,
+    digest_file,
+    fetch_file,
+)
+from tests.integration.storage.conftest import ServedNode
+
+pytestmark = pytest.mark.integration
+LOG = "jobs/default/0a/1/logs/device-0.log"
+ODD_NAMES = ["a b", "%2e%2e", "#?&=", "ä中\N{OK HAND SIGN}", "'\"\\", ".hidden", "x" * MAX_NAME_BYTES]
+REFUSED = ["", "/", "/etc/passwd", "a/../b", "../a", "a//b", "a/./b", "a/", "a\0b", "x" * 256, "a/" * 100 + "a"]
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    log = tmp_path_factory.mktemp("s3") / "log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/moto-api/", timeout=1).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    yield url
+    server.terminate()
+    server.wait(10)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _bucket(server: str) -> ObjectStorage:
+    name = f"b{uuid.uuid4().hex}"
+    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT"), timeout=10).close()
+    options = {"endpoint": server, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    return ObjectStorage(f"s3://{name}/shardyard", **options, virtual_hosted_style_request=False)
+
+
+@pytest.fixture(params=["directory", "objects", "service"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStorage:
+    if request.param == "service":
+        served: ServedNode = request.getfixturevalue("served_node")
+        return served.storage()
+    if request.param == "directory":
+        (tmp_path / "root").mkdir()
+        return DirectoryStorage(tmp_path / "root")
+    return _bucket(request.getfixturevalue("s3_server"))
+
+
+def made(tmp_path: Path, data: bytes) -> tuple[Path, str]:
+    file = tmp_path / uuid.uuid4().hex
+    file.write_bytes(data)
+    return file, digest_file(file)
+
+
+def whole(remote: RemoteStorage, path: str) -> bytes:
+    found = b""
+    while data := remote.read(path, len(found), CHUNK_BYTES):
+        found += data
+    return found
+
+
+def test_what_is_appended_is_read_as_one_file(remote: RemoteStorage) -> None:
+    parts = [b"one", b"", b"two", b"\0\xff" * 1000]
+    size = 0
+    for part in parts:
+        remote.append(LOG, size, part)
+        size += len(part)
+    assert whole(remote, LOG) == b"".join(parts)
+    assert remote.size(LOG) == size
+    assert remote.read(LOG, 2, 3) == b"etw"
+    assert remote.read(LOG, size, 10) == remote.read(LOG, size + 5, 10) == b""
+
+
+def test_an_append_that_is_repeated_whole_or_with_more_is_there_once(remote: RemoteStorage) -> None:
+    text = bytes(random.Random(1).randbytes(5000))
+    for cut in (0, 1, 100, 4999, 5000):
+        remote.append(LOG, 0, text[:cut])
+        remote.append(LOG, 0, text[:cut])
+    remote.append(LOG, 4000, text[4000:] + b"more")
+    assert whole(remote, LOG) == text + b"more"
+
+
+@pytest.mark.parametrize(("offset", "data"), [(4, b"x"), (0, b"abd"), (1, b"bX"), (2, b"X"), (9, b"")])
+def test_an_append_that_does_not_fit_changes_nothing_and_says_where_the_file_ends(
+    remote: RemoteStorage, offset: int, data: bytes
+) -> None:
+    remote.append(LOG, 0, b"abc")
+    with pytest.raises(OffsetMismatch) as refused:
+        remote.append(LOG, offset, data)
+    assert refused.value.size == 3
+    assert whole(remote, LOG) == b"abc"
+
+
+def test_another_process_goes_on_where_one_has_stopped(remote: RemoteStorage) -> None:
+    remote.append(LOG, 0, b"abc")
+    other = _same_bucket(remote) if isinstance(remote, ObjectStorage) else remote
+    other.append(LOG, 3, b"def")
+    assert whole(remote, LOG) == b"abcdef"
+
+
+def _same_bucket(remote: ObjectStorage) -> ObjectStorage:
+    other = ObjectStorage.__new__(ObjectStorage)
+    other.__dict__.update(remote.__dict__ | {"_rows": type(remote._rows)(), "_lock": threading.Lock()})
+    return other
+
+
+def test_a_file_is_put_whole_and_replaces_what_was_there(remote: RemoteStorage, tmp_path: Path) -> None:
+    for data in (b"", b"small", os.urandom(CHUNK_BYTES + 17), b"last"):
+        remote.put("jobs/default/0a/1/report.json", *made(tmp_path, data))
+        assert whole(remote, "jobs/default/0a/1/report.json") == data
+        assert remote.size("jobs/default/0a/1/report.json") == len(data)
+
+
+def test_a_file_that_was_appended_to_is_put_whole_at_its_end(remote: RemoteStorage, tmp_path: Path) -> None:
+    remote.append(LOG, 0, b"abc")
+    remote.append(LOG, 3, b"def")
+    remote.put(LOG, *made(tmp_path, b"abcdefg"))
+    assert whole(remote, LOG) == b"abcdefg"
+    assert remote.names("jobs") == [LOG]
+
+
+def test_a_file_that_is_not_what_its_digest_says_is_not_stored(remote: RemoteStorage, tmp_path: Path) -> None:
+    file, _ = made(tmp_path, b"data")
+    with pytest.raises(DigestMismatch):
+        remote.put("a/b", file, hashlib.sha256(b"other").hexdigest())
+    assert remote.size("a/b") is None
+    assert remote.names("a") == []
+
+
+def test_files_have_any_name(remote: RemoteStorage, tmp_path: Path) -> None:
+    for name in ODD_NAMES:
+        remote.put(f"files/{name}", *made(tmp_path, name.encode()))
+        remote.append(f"logs/{name}", 0, name.encode())
+    assert remote.names("files") == sorted(f"files/{name}" for name in ODD_NAMES)
+    for name in ODD_NAMES:
+        assert whole(remote, f"files/{name}") == whole(remote, f"logs/{name}") == name.encode()
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_is_no_path_below_the_root_is_refused_by_every_call(
+    remote: RemoteStorage, path: str, tmp_path: Path
+) -> None:
+    file, digest = made(tmp_path, b"x")
+    calls: list[Callable[[], object]] = [
+        lambda: remote.append(path, 0, b"x"),
+        lambda: remote.put(path, file, digest),
+        lambda: remote.size(path),
+        lambda: remote.read(path, 0, 1),
+        lambda: remote.names(path),
+        lambda: remote.remove(path),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"storage's root|a path may have"):
+            call()
+
+
+def test_what_is_not_there_has_no_size_no_bytes_and_no_names(remote: RemoteStorage) -> None:
+    assert remote.size("a/b") is None
+    with pytest.raises(UnknownFile):
+        remote.read("a/b", 0, 1)
+    assert remote.names("a") == []
+    remote.remove("a")
+
+
+def test_a_directory_is_removed_with_all_in_it_and_its_neighbours_stay(remote: RemoteStorage, tmp_path: Path) -> None:
+    remote.append("jobs/a/1/log", 0, b"x")
+    remote.put("jobs/a/1/deep/er/file", *made(tmp_path, b"x"))
+    remote.put("jobs/ab", *made(tmp_path, b"x"))
+    remote.remove("jobs/a")
+    assert remote.names("jobs") == ["jobs/ab"]
+    assert remote.size("jobs/a/1/log") is None
+    remote.append("jobs/a/1/log", 0, b"anew")
+    assert whole(remote, "jobs/a/1/log") == b"anew"
+
+
+def test_more_than_a_chunk_is_not_appended_at_once(remote: RemoteStorage) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        remote.append(LOG, 0, bytes(CHUNK_BYTES + 1))
+
+
+def test_files_that_are_put_at_once_are_each_one_of_them(remote: RemoteStorage, tmp_path: Path) -> None:
+    bodies = [bytes([number]) * 100_000 for number in range(8)]
+    threads = [threading.Thread(target=lambda body=body: remote.put("a/b", *made(tmp_path, body))) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert whole(remote, "a/b") in bodies
+    assert remote.names("a") == ["a/b"]
+
+
+def test_a_file_is_fetched_from_where_an_earlier_call_was_cut(remote: RemoteStorage, tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    remote.put("a/b", *made(tmp_path, data))
+    (tmp_path / ".here.fetched").write_bytes(data[:12_345])
+    fetch_file(remote, "a/b", tmp_path / "here")
+    assert (tmp_path / "here").read_bytes() == data
+    assert not (tmp_path / ".here.fetched").exists()
+
+
+def test_a_directory_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    (tmp_path / "root" / "out").symlink_to(tmp_path / "outside")
+    (tmp_path / "root" / "file").symlink_to(tmp_path / "outside" / "secret")
+    remote = DirectoryStorage(tmp_path / "root")
+    for path in ("out/secret", "file"):
+        with pytest.raises(UnknownFile):
+            remote.read(path, 0, 10)
+        assert remote.size(path) is None
+    for path in ("out/new", "file"):
+        with pytest.raises(UnknownFile):
+            remote.append(path, 0, b"x")
+    assert (tmp_path / "outside" / "secret").read_text() == "secret"
+    assert list((tmp_path / "outside").iterdir()) == [tmp_path / "outside" / "secret"]
