@@ -41,6 +41,7 @@ THREADS = {
     "workers.node.agent",
     "workers.node.disks.watch",
     "workers.node.hardware.sampler",
+    "workers.carrier.thread",
     "workers.node.janitor",
     "workers.supervisor",
     "workers.training",
@@ -60,6 +61,7 @@ CREDENTIALS = {
     "jobs.files.service_disks",  # reads from the settings which directories the service needs
     "shardyard.service",
     "workers.app",
+    "workers.carrier.identity",  # compares the remote with the store that its caller has connected
     "workers.node",
     "workers.sandbox.box.choice",
     "workers.sandbox.box.planner",  # from the settings of its worker, as `check`

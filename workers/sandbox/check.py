@@ -23,6 +23,7 @@ from pathlib import Path
 from jobs.files import paths as layout
 from jobs.model.records import DeviceRecord
 from jobs.model.settings import Settings
+from jobs.storage.target import target_of
 from workers.runtime import import_hook
 from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as
@@ -114,7 +115,7 @@ def _find_faults(
     environments: Mapping[str, Path],
     devices: Sequence[DeviceRecord],
 ) -> list[str]:
-    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(target_of(settings).root))
     attempts = node / "attempts"
     for directory in (attempts, storage):
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def _find_faults(
 def _find_box_faults(
     plan: BoxPlan, accounts: NodeAccounts | None, settings: Settings, node: Path, environments: Mapping[str, Path]
 ) -> list[str]:
-    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(target_of(settings).root))
     attempts = node / "attempts"
     for directory in (attempts, storage):
         directory.mkdir(parents=True, exist_ok=True)
