@@ -43,6 +43,7 @@ THREADS = {
     "workers.node.hardware.sampler",
     "workers.carrier.thread",
     "workers.node.janitor",
+    "workers.node.carrying.leftovers",
     "workers.supervisor",
     "workers.training",
     "workers.rehearsal",

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from jobs.store import AttemptId
-from jobs.support.fs import sync_directory
+from jobs.support.fs import replace_file, sync_directory
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +93,7 @@ class CarryJournal:
 
     def write_backlog(self, left: int) -> None:
         """Say how many bytes are still to be carried. Not synced: it is said again every few seconds."""
-        self._file.with_suffix(_BACKLOG).write_text(str(left))
+        replace_file(self._file.with_suffix(_BACKLOG), str(left).encode())
 
     def remove(self) -> None:
         """All of the attempt was carried."""
@@ -152,7 +152,7 @@ def read_backlog(state_dir: Path) -> int:
     for file in (state_dir / _DIRECTORY).glob(f"*{_BACKLOG}"):
         try:
             total += int(file.read_text())
-        except (FileNotFoundError, ValueError):  # it was just carried, or is just being written
+        except (FileNotFoundError, ValueError):  # it was just carried
             continue
     return total
 

@@ -28,7 +28,8 @@ class CarrierThread:
         self._changed = threading.Condition()
         self._finishing = False
         self._delay = RETRY_SECONDS[0]
-        self._carried_at = monotonic()
+        self._is_due = False
+        self._carried_at = self._refused_at = monotonic()
         self._all_files_due = 0.0
         self.trouble = ""
         self.is_done = False
@@ -42,23 +43,24 @@ class CarrierThread:
         because it takes nothing; the journal knows what is left."""
         deadline = monotonic() + seconds
         with self._changed:
-            self._finishing = True
-            self._carried_at = monotonic()
+            self._finishing = self._is_due = True
+            self._carried_at, self._delay = monotonic(), RETRY_SECONDS[0]
             self._changed.notify_all()
             while not (self.is_done or self._is_quiet()) and (left := deadline - monotonic()) > 0:
                 self._changed.wait(min(left, PIECES_SECONDS))
             return self.is_done
 
     def _is_quiet(self) -> bool:
-        return bool(self.trouble) and monotonic() - self._carried_at > QUIET_SECONDS
+        """Whether a round that was tried so late has carried nothing."""
+        return self._refused_at - self._carried_at > QUIET_SECONDS
 
     def _run(self) -> None:
         while not self.is_done:
             wait = self._carry(self._finishing)
             with self._changed:
                 self._changed.notify_all()
-                if not self.is_done:
-                    self._changed.wait_for(lambda: self._finishing and not self.trouble, wait)
+                self._changed.wait_for(lambda: self._is_due or self.is_done, wait)
+                self._is_due = False
 
     def _carry(self, finishing: bool) -> float:
         """One round. Returns the seconds until the next one."""
@@ -71,10 +73,10 @@ class CarrierThread:
                 self.is_done = finishing and not left
             else:
                 self._carrier.carry_growing()
-        except (RemoteError, OSError) as error:
-            return self._back_off(error)
         except Exception as error:
-            log.exception("carrier_failed")
+            if not isinstance(error, (RemoteError, OSError)):
+                log.exception("carrier_failed")
+            self._refused_at = began
             return self._back_off(error)
         finally:
             if self._carrier.bytes_carried > before:

@@ -9,6 +9,7 @@ from jobs.model.state import AttemptState, StateReason
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
+from workers.carrier.journal import is_carried
 from workers.node.config import NodeConfig
 from workers.node.held_attempts import HeldAttempts
 from workers.node.janitor import clear_orphan, describe_survivors, orphaned_attempts
@@ -50,6 +51,8 @@ class AttemptReaper:
         survivors = sweep_attempt(directory, attempt)
         working_dir.reclaim_storage(self._config.storage, attempt)
         keep_files_of_dead_supervisor(directory, self._config.storage, attempt)
+        if self._leave_to_carrier(attempt, directory, survivors):
+            return
         pending_end.report_pending_end(self._store, attempt, directory.pending_end)
         lost = store.reap(
             attempt,
@@ -65,6 +68,17 @@ class AttemptReaper:
         if self._store.run(store.release(self._config.node_id, attempt, quarantine)) > 0 and not survivors:
             directory.remove()
         self._held.remove(attempt)
+
+    def _leave_to_carrier(self, attempt: AttemptId, directory: AttemptDirectory, survivors: dict[int, str]) -> bool:
+        """Give back the devices of an attempt whose end waits for its files, which are carried by `leftovers`."""
+        end = pending_end.read_pending_end(directory.pending_end)
+        if end is None or not is_carried(self._config.state_dir, attempt):
+            return False
+        node, quarantine = self._config.node_id, self._quarantine_reasons(survivors)
+        if not self._store.run(store.hand_back(attempt, end.claimant, node, quarantine)):
+            return False
+        self._held.remove(attempt)
+        return True
 
     def _is_stuck(self, attempt: AttemptId) -> bool:
         """Whether an attempt ended long ago (its lease expired) and its supervisor, frozen perhaps, has not noticed."""

@@ -28,7 +28,6 @@ from jobs.storage.remote import (
     fetch_file,
 )
 
-
 pytestmark = pytest.mark.integration
 LOG = "jobs/default/0a/1/logs/device-0.log"
 ODD_NAMES = ["a b", "%2e%2e", "#?&=", "ä中\N{OK HAND SIGN}", "'\"\\", ".hidden", "x" * MAX_NAME_BYTES]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from jobs import store
-from jobs.store import shares
 from jobs.model.state import JobState, StateReason
+from jobs.store import shares
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import World
 
