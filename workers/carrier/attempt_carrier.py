@@ -26,7 +26,7 @@ from jobs.storage.remote import (
 from jobs.store import AttemptId
 from jobs.support import failpoints
 from workers.carrier.journal import CarriedFile, CarryJournal
-from workers.carrier.local_files import WholeFile, growing_files, whole_files
+from workers.carrier.local_files import WholeFile, draft_files, growing_files, remove_old_drafts, whole_files
 
 log = structlog.get_logger(__name__)
 
@@ -47,14 +47,16 @@ class AttemptCarrier:
         self.bytes_carried = 0
 
     def carry_growing(self, *, finished: bool = False) -> int:
-        """Carry what logs and metrics have grown by. `finished`: nobody writes to them any more. Returns the bytes that
-        are left.
+        """Carry what logs and metrics have grown by, and what the leader on another node waits for. `finished`: nobody
+        writes to them any more. Returns the bytes that are left.
 
         Raises:
             RemoteError: the remote refuses, or does not answer.
             OSError: the disk does not answer.
         """
         left = sum(self._carry_pieces(file, finished) for file in growing_files(self._attempt))
+        for found in draft_files(self._attempt, time.time()):
+            left += self._carry_whole(self._remote_path(found.path), found, finished)
         self._raise_error()
         return left
 
@@ -62,6 +64,7 @@ class AttemptCarrier:
         """Carry everything that can be carried now. Returns the bytes that are left, among them those of files that
         were changed lately. Raises as `carry_growing` does, when everything was tried."""
         left = sum(self._carry_pieces(file, finished) for file in growing_files(self._attempt))
+        remove_old_drafts(self._attempt)
         seen: set[str] = set()
         for found in whole_files(self._attempt, time.time()):
             path = self._remote_path(found.path)

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.files import paths
+from jobs.support import fs
 from jobs.support.directory_cursor import walk_with_names
 from workers.carrier.journal import FileStamp
 
-#: A program's file that was not changed for so long is carried while the attempt runs.
-SETTLED_SECONDS = 5.0
+#: A program's file that was not changed for so long is carried while the attempt runs; and what ranks have saved for a
+#: checkpoint, which says itself whether it is whole.
+SETTLED_SECONDS, SAVED_SECONDS = 5.0, 0.5
+#: Steps of which a part that does not lead keeps what its ranks have saved: the leader may be at the first of them.
+KEPT_DRAFTS = 3
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -51,6 +55,7 @@ def whole_trees(attempt: Path) -> tuple[Path, ...]:
 def whole_files(attempt: Path, now: float) -> Iterator[WholeFile]:
     """Every file that is carried whole, those that tell of the others last; each is open until the next one is asked
     for. `now` is the wall clock."""
+    yield from draft_files(attempt, now)
     for tree in whole_trees(attempt):
         yield from _files_below(tree, now)
     for file in (paths.hardware_file(attempt), paths.user_files_record(attempt), paths.report_file(attempt)):
@@ -59,7 +64,21 @@ def whole_files(attempt: Path, now: float) -> Iterator[WholeFile]:
                 yield WholeFile(file, fd, stamp_of(fd), True)  # it was renamed into place
 
 
-def _files_below(tree: Path, now: float) -> Iterator[WholeFile]:
+def draft_files(attempt: Path, now: float) -> Iterator[WholeFile]:
+    """What the ranks of a part that does not lead have saved for checkpoints, and who leads has to fetch."""
+    for tree in sorted(paths.parts_dir(attempt).glob("*/drafts")):
+        yield from _files_below(tree, now, SAVED_SECONDS)
+
+
+def remove_old_drafts(attempt: Path) -> None:
+    """Remove what the leader has taken, or given up. Raises OSError."""
+    for tree in paths.parts_dir(attempt).glob("*/drafts"):
+        steps = sorted(int(name) for name in os.listdir(tree) if name.isdecimal() and name.isascii())
+        for step in steps[:-KEPT_DRAFTS]:
+            fs.remove_tree(tree / str(step))
+
+
+def _files_below(tree: Path, now: float, settled_seconds: float = SETTLED_SECONDS) -> Iterator[WholeFile]:
     try:
         for cursor, names in walk_with_names(tree):
             for name in names:
@@ -67,7 +86,7 @@ def _files_below(tree: Path, now: float) -> Iterator[WholeFile]:
                 with suppress(OSError), _open_plain(Path(name), cursor.fd) as fd:
                     if fd is not None:
                         stamp = stamp_of(fd)
-                        yield WholeFile(path, fd, stamp, now - stamp.modified_ns / 1e9 > SETTLED_SECONDS)
+                        yield WholeFile(path, fd, stamp, now - stamp.modified_ns / 1e9 > settled_seconds)
     except (FileNotFoundError, NotADirectoryError):  # or a link: a program may have put it there
         return
 

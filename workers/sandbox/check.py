@@ -250,9 +250,18 @@ def _may_pass(account: RankAccount, directory: os.stat_result) -> bool:
 def _private_paths(settings: Settings, node: Path, storage: Path) -> Iterator[Path]:
     """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
     state = node.parent
-    yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
+    files = (settings.admin_token_file, settings.tls_key, settings.node_token_file)
+    yield from (
+        state,
+        state / "admin-token",
+        node,
+        node / "worker.lock",
+        node / "home",
+        node / "attempts",
+        node / "carry",
+    )
     yield settings.secret_keys()
-    yield from (file.expanduser() for file in (settings.admin_token_file, settings.tls_key) if file is not None)
+    yield from (file.expanduser() for file in files if file is not None)
     yield storage
     for entry in _list_directory(storage):
         yield entry

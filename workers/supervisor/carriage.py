@@ -2,7 +2,7 @@
 what is written, and lets the end wait for it."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -10,6 +10,7 @@ from time import monotonic
 import structlog
 
 from jobs.files.checkpoints import CheckpointManifest, DamagedCheckpoint, StoredCheckpoint
+from jobs.protocol.records import SavedFile
 from jobs.storage.remote import RemoteError, RemoteStorage, UnknownFile
 from jobs.store import AttemptId
 from jobs.support import fs
@@ -17,6 +18,7 @@ from workers.carrier import fetching
 from workers.carrier.access import RemoteAccess
 from workers.carrier.attempt_carrier import AttemptCarrier
 from workers.carrier.checkpoints import CarriedCheckpoints, Progress
+from workers.carrier.drafts import fetch_draft
 from workers.carrier.journal import CarryJournal, hold_journal, read_backlog
 from workers.carrier.thread import CarrierThread
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
@@ -72,15 +74,33 @@ class AttemptCarriage:
 
     def fetch_script_checkpoints(self, before: AttemptId, read: Progress = lambda _: None) -> Path:
         """The root below which earlier attempts have their checkpoints. Raises OSError."""
-        apart = AttemptDirectory.of(self._config.state_dir, self._config.attempt).fetched
         with _remote_errors():
-            return fetching.fetch_script_checkpoints(self._remote, self._config.storage, apart, before, read)
+            return fetching.fetch_script_checkpoints(self._remote, self._config.storage, self._fetched, before, read)
 
     def discard_fetched(self) -> None:
         """What was fetched for scripts has been copied."""
-        apart = AttemptDirectory.of(self._config.state_dir, self._config.attempt).fetched
-        if apart.exists():
-            fs.remove_tree(apart)
+        if self._fetched.exists():
+            fs.remove_tree(self._fetched)
+
+    def drafts_elsewhere(self, drafts: Path) -> Path:
+        """Where the leader has what ranks of another node save in `drafts`, once `fetch_draft` has brought it."""
+        return self._fetched / drafts.relative_to(self._config.storage.absolute())
+
+    def fetch_draft(self, draft: Path, files: Sequence[SavedFile]) -> None:
+        """Bring what ranks of another node have saved of a step. Raises OSError."""
+        with _remote_errors():
+            fetch_draft(self._remote, str(draft.relative_to(self._fetched)), draft, files)
+
+    def remove_draft(self, draft: Path) -> None:
+        """It has become a checkpoint, or will not. Its node knows that it was carried, and does not put it again."""
+        try:
+            self._remote.remove(str(draft.relative_to(self._fetched)))
+        except RemoteError as error:
+            log.warning("draft_not_removed", draft=draft.name, error=str(error))
+
+    @property
+    def _fetched(self) -> Path:
+        return AttemptDirectory.of(self._config.state_dir, self._config.attempt).fetched
 
     # -- checkpoints that are carried ------------------------------------------------------------------
 

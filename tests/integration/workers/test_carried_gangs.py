@@ -45,8 +45,8 @@ def test_the_logs_and_files_of_all_nodes_arrive(carried: TwoNodes) -> None:
         assert (paths.artifacts_dir(carried.files(job)) / f"of-rank-{rank}").read_text() == str(rank)
 
 
-def test_a_checkpoint_that_one_rank_has_all_of_is_saved(carried: TwoNodes) -> None:
-    job = carried.gang("ddp", 1, steps=8, checkpoint={"every_steps": 4})
+def test_a_checkpoint_is_put_together_from_all_nodes(carried: TwoNodes) -> None:
+    job = carried.gang("fsdp", 1, steps=8, checkpoint={"every_steps": 4})
     record = carried.ended(job)
     assert record.state is JobState.SUCCEEDED
     assert record.checkpoint is not None

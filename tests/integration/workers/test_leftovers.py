@@ -1,6 +1,7 @@
 """What a node's agent does with attempts whose supervisor is gone, and whose files are not all at the remote: a real
 Redis, and a directory in the place of the remote."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ import pytest
 
 from jobs import store
 from jobs.files import paths
+from jobs.files.checkpoints import FORMAT, MANIFEST, CheckpointManifest, ManifestFile
 from jobs.model.settings import Settings
 from jobs.model.state import JobState, StateReason
+from jobs.storage.directory import DirectoryStorage
 from jobs.storage.remote import RemoteRefused, RemoteUnavailable
+from jobs.support import failpoints
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import World
 from tests.support.servers.redis_server import running_redis
@@ -41,10 +45,11 @@ class Node(World):
     def __init__(self, url: str, directory: Path) -> None:
         super().__init__(url)
         self.redis.flushall()
-        (directory / "remote").mkdir()
-        self.remote = UnreliableStorage(directory / "remote")
-        remote = Path(f"file://{directory}/remote")
-        settings = Settings(redis_url=url, storage=remote, state_dir=directory, node="n1", beat_seconds=0.001)
+        self.away = directory / "remote"
+        self.away.mkdir()
+        self.remote = UnreliableStorage(self.away)
+        where = Path(f"file://{self.away}")
+        settings = Settings(redis_url=url, storage=where, state_dir=directory, node="n1", beat_seconds=0.001)
         self.config = NodeConfig(settings, ())
         self.node(devices=1)
         self.left = self.running()
@@ -71,9 +76,8 @@ class Node(World):
         return int(self.redis.hget(f"sy:attempt:{self.left}", "beat") or 0)
 
     def arrived(self) -> bytes | None:
-        file = self.config.settings.storage
-        file = Path("/" + str(file).removeprefix("file:/").lstrip("/"))
-        report = paths.report_file(paths.attempt_dir(file, self.left.tenant, self.left.job, self.left.number))
+        attempt = paths.attempt_dir(self.away, self.left.tenant, self.left.job, self.left.number)
+        report = paths.report_file(attempt)
         return report.read_bytes() if report.exists() else None
 
     def is_cleared(self) -> bool:
@@ -118,6 +122,42 @@ def test_another_worker_goes_on_after_a_restart(node: Node) -> None:
     node.remote.fault = None
     assert node.restarted().carry_round()
     assert node.state(node.left.job) is JobState.SUCCEEDED
+
+
+def test_a_worker_that_dies_before_it_tells_the_end_tells_it_after_its_restart(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.leave_end()
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse_failpoints("carry.complete:error"))
+    with pytest.raises(OSError, match="failpoint"):
+        node.carrier.carry_round()
+    assert (node.state(node.left.job), node.arrived()) == (JobState.RUNNING, b"{}")
+    monkeypatch.undo()
+    node.remote.calls.clear()
+    assert node.restarted().carry_round()
+    assert (node.state(node.left.job), node.remote.calls) == (JobState.SUCCEEDED, [])
+
+
+def test_the_checkpoint_that_came_last_is_pointed_to_before_the_end_is_told(node: Node) -> None:
+    """A drained job goes on from it elsewhere."""
+    body = b"weights"
+    files = {"rank-0.pt": ManifestFile(len(body), hashlib.sha256(body).hexdigest())}
+    manifest = CheckpointManifest(
+        format=FORMAT, step=20, epoch=0, attempt=1, world_size=1, strategy="single", files=files
+    )
+    directory = paths.checkpoint_dir(node.config.storage, node.left.tenant, node.left.job, 20, 1)
+    directory.mkdir(parents=True)
+    (directory / "rank-0.pt").write_bytes(body)
+    (directory / MANIFEST).write_bytes(manifest.encode())
+    sha256 = hashlib.sha256(manifest.encode()).hexdigest()
+    node.leave_end(StateReason.SERVICE_STOPPED, PendingCheckpoint(20, 0, sha256))
+    assert node.carrier.carry_round()
+    record = node.job(node.left.job)
+    assert record.state is JobState.QUEUED
+    assert record.checkpoint is not None
+    assert (record.checkpoint["step"], record.checkpoint["sha256"]) == (20, sha256)
+    away = DirectoryStorage(node.away)
+    assert away.size(str((directory / MANIFEST).relative_to(node.config.storage))) == len(manifest.encode())
 
 
 def test_what_a_living_supervisor_carries_is_left_to_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ def _find_private_paths(settings: Settings) -> Iterator[Path]:
         yield _resolve(settings.secret_key_file).parent
     if settings.tls_key is not None:
         yield _resolve(settings.tls_key).parent
+    if settings.node_token_file is not None:
+        yield _resolve(settings.node_token_file).parent
     for url in {settings.control_url(), settings.telemetry()}:
         if url.startswith("unix://"):
             socket = url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]

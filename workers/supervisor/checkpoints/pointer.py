@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 #: How often the pointer is tried again while the control Redis is away.
 RETRY_SECONDS = 0.5
-#: How long the end of an attempt waits for its last checkpoint to be carried, and where the storage has just refused it.
+#: How long the end of an attempt waits for its last checkpoint to be carried, also where the storage has refused it.
 DELIVERY_SECONDS, REFUSED_SECONDS = 60.0, 6.0
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -104,6 +104,8 @@ class CheckpointWriter:
         step = resumed.manifest.step if resumed is not None else None
         self._config = config
         self._directories = directories
+        if carriage is not None:
+            others = [replace(one, drafts=carriage.drafts_elsewhere(one.drafts), uid=None) for one in others]
         self._sources = (source_of(config, directories.drafts), *others)
         self._dump_state = dump_state
         self._carriage = carriage
@@ -207,6 +209,7 @@ class CheckpointWriter:
     def _write_item(self, item: BarrierState | SkippedStep) -> None:
         try:
             if isinstance(item, BarrierState) and not self._pointer.is_lost:
+                self._fetch_drafts(item)
                 durable = assemble_checkpoint(self._config, self._directories, item, self._sources)
                 self._newest = durable.directory
                 self._pointer.add_checkpoint(durable)
@@ -218,4 +221,19 @@ class CheckpointWriter:
         finally:
             for source in self._sources:
                 remove_if_there(source.drafts / str(item.step))
+            self._remove_drafts(item.step)
             remove_if_there(part_directory(self._config, self._directories, item.step))
+
+    def _fetch_drafts(self, state: BarrierState) -> None:
+        """Bring what the ranks of other nodes have saved, where that is not mounted. Raises OSError."""
+        if self._carriage is None:
+            return
+        for source in self._sources[1:]:
+            files = [file for saved in state.saves if saved.rank in source.ranks for file in saved.files]
+            self._carriage.fetch_draft(source.drafts / str(state.step), files)
+
+    def _remove_drafts(self, step: int) -> None:
+        if self._carriage is None:
+            return
+        for source in self._sources[1:]:
+            self._carriage.remove_draft(source.drafts / str(step))

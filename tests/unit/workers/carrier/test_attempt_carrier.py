@@ -1,16 +1,19 @@
 """What arrives at the remote of an attempt's files, whatever the remote and the carrier's process do on the way."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from jobs.protocol.records import SavedFile
 from jobs.storage.remote import CHUNK_BYTES, RemoteError, RemoteFull, RemoteRefused, RemoteUnavailable
 from jobs.store import AttemptId
 from jobs.support import failpoints
 from tests.unit.workers.carrier.place import ATTEMPT, LOG, Place
-from workers.carrier import journal
+from workers.carrier import drafts, journal
+from workers.carrier.drafts import DraftMissing, fetch_draft
 from workers.carrier.journal import CarryJournal
 
 
@@ -179,7 +182,7 @@ def test_nothing_but_plain_files_of_the_attempt_is_carried(place: Place, make: C
 
 
 def test_drafts_stay_here(place: Place) -> None:
-    for name in ("drafts/20/rank-0", "resume/rank-0", "parts/1/drafts/20/rank-1", "files.part", ".report.json.part"):
+    for name in ("drafts/20/rank-0", "resume/rank-0", "parts/1/resume/rank-1", "files.part", ".report.json.part"):
         place.write(name, b"not yet")
     assert place.carrier().carry_once(finished=True) == 0
     assert place.remote.calls == []
@@ -213,3 +216,33 @@ def test_the_backlog_of_a_node_is_that_of_all_its_attempts(place: Place) -> None
     CarryJournal.of(place.state_dir, ATTEMPT).remove()
     assert journal.read_backlog(place.state_dir) == 20
     assert [one.number for one in journal.carried_attempts(place.state_dir)] == [2]
+
+
+def test_what_other_ranks_save_goes_to_the_leader_by_the_remote(place: Place, tmp_path: Path) -> None:
+    body = b"a shard"
+    carrier = place.carrier()
+    place.write("parts/1/drafts/20/rank-1.pt", body, age=1.0)
+    assert carrier.carry_growing() == 0
+    saved = SavedFile("rank-1.pt", len(body), hashlib.sha256(body).hexdigest())
+    fetch_draft(place.remote, "jobs/default/0a/1/parts/1/drafts/20", tmp_path / "fetched", [saved])
+    assert (tmp_path / "fetched" / "rank-1.pt").read_bytes() == body
+
+
+def test_a_shard_that_is_not_what_its_rank_said_is_waited_for_and_given_up(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafts, "ARRIVE_SECONDS", 0.0)
+    place.write("parts/1/drafts/20/rank-1.pt", b"half of")
+    place.carrier().carry_growing()
+    saved = SavedFile("rank-1.pt", 7, hashlib.sha256(b"a shard").hexdigest())
+    with pytest.raises(DraftMissing, match="has not arrived"):
+        fetch_draft(place.remote, "jobs/default/0a/1/parts/1/drafts/20", tmp_path / "fetched", [saved])
+
+
+def test_old_drafts_go_here_and_there(place: Place) -> None:
+    carrier = place.carrier()
+    for step in (20, 40, 60, 80, 100):
+        place.write(f"parts/1/drafts/{step}/rank-1.pt", b"a shard")
+        carrier.carry_once()
+    assert sorted(path.parent.name for path in place.away.rglob("rank-1.pt")) == ["100", "60", "80"]
+    assert [name for name in place.differences() if "journal" not in name] == []
