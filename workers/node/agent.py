@@ -32,6 +32,7 @@ from jobs.storage.remote import RemoteError
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnboxedNodes
+from workers.carrier.access import access_of
 from workers.node.attempt_reaper import AttemptReaper
 from workers.node.carrying.leftovers import LeftoverCarrier
 from workers.node.config import NodeConfig
@@ -94,7 +95,9 @@ class Agent:
             NodeTaken: another worker on this host serves the node.
             NotConfined: in their box, or under their accounts, ranks can do too much or too little.
             ForkFailed: the forkserver does not come up.
+            ValueError: SHARDYARD_STORAGE lacks something.
         """
+        access_of(self._config.settings).open(self._config.target)
         state_dir = self._config.state_dir
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(state_dir / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -191,6 +194,7 @@ class Agent:
                 self._heartbeat.enforce_drain_deadline()
                 self._start_attempts_with_lost_hints()
                 self._reaper.reap_lost_attempts()
+                self._reaper.reap_silent_attempts()
                 self._leftovers.renew_leases()
                 self._revive_forkserver()
             except Unavailable as error:

@@ -9,7 +9,7 @@ from jobs.model.state import AttemptState, StateReason
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
-from workers.carrier.journal import is_carried
+from workers.carrier.journal import carried_attempts, is_carried, is_held
 from workers.node.config import NodeConfig
 from workers.node.held_attempts import HeldAttempts
 from workers.node.janitor import clear_orphan, describe_survivors, orphaned_attempts
@@ -46,6 +46,18 @@ class AttemptReaper:
             is_claimed = state is not AttemptState.LEASED
             if is_claimed and (is_supervisor_dead(directory) or self._is_stuck(attempt)):
                 self._reap(attempt, directory)
+
+    def reap_silent_attempts(self) -> None:
+        """End attempts that have handed their devices back to carry files, so that no heartbeat names them, and whose
+        supervisor died before it could say how they ended."""
+        state_dir, held = self._config.state_dir, set(self._held.attempt_ids())
+        for attempt in carried_attempts(state_dir) if self._config.target.is_carried else ():
+            directory = AttemptDirectory.of(state_dir, attempt)
+            is_left = not is_held(state_dir, attempt) and directory.directory.exists()
+            if is_left and attempt not in held and not directory.pending_end.exists():
+                self._reap(attempt, directory)
+                if not sweep_attempt(directory, attempt):
+                    directory.remove()
 
     def _reap(self, attempt: AttemptId, directory: AttemptDirectory) -> None:
         survivors = sweep_attempt(directory, attempt)

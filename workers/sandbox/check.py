@@ -251,15 +251,8 @@ def _private_paths(settings: Settings, node: Path, storage: Path) -> Iterator[Pa
     """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
     state = node.parent
     files = (settings.admin_token_file, settings.tls_key, settings.node_token_file)
-    yield from (
-        state,
-        state / "admin-token",
-        node,
-        node / "worker.lock",
-        node / "home",
-        node / "attempts",
-        node / "carry",
-    )
+    yield from (state, state / "admin-token", node)
+    yield from (node / name for name in ("worker.lock", "home", "attempts", "carry"))
     yield settings.secret_keys()
     yield from (file.expanduser() for file in files if file is not None)
     yield storage

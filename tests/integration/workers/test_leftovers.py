@@ -22,9 +22,11 @@ from tests.support.servers.redis_server import running_redis
 from tests.support.unreliable_storage import UnreliableStorage
 from workers.carrier import journal
 from workers.carrier.journal import CarryJournal, carried_attempts
+from workers.node.attempt_reaper import AttemptReaper
 from workers.node.carrying import leftovers
 from workers.node.carrying.leftovers import LeftoverCarrier
 from workers.node.config import NodeConfig
+from workers.node.held_attempts import HeldAttempts
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor.ending.pending_end import PendingCheckpoint, PendingEnd, save_pending_end
 
@@ -181,6 +183,18 @@ def test_processes_that_were_not_swept_are_waited_for(node: Node) -> None:
     assert node.state(node.left.job) is JobState.RUNNING  # what becomes of it is the reaper's to say
     assert node.finish(node.left)
     assert node.release(node.left) == 1
+
+
+def test_a_supervisor_that_is_killed_while_it_carries_loses_its_attempt_at_once(node: Node) -> None:
+    """Its devices are free, so no heartbeat names the attempt; its files are carried after it."""
+    assert node.run(store.hand_back(node.left, "c", "n1", {}))
+    node.directory.create()
+    AttemptReaper(node.config, node.store, HeldAttempts()).reap_silent_attempts()
+    assert node.history(node.left.job)[0].reason is StateReason.SUPERVISOR_LOST
+    assert node.state(node.left.job) is JobState.QUEUED
+    node.carrier.carry_round()
+    assert node.arrived() == b"{}"
+    assert node.is_cleared()
 
 
 def test_a_cancelled_job_waits_for_no_remote(node: Node) -> None:
