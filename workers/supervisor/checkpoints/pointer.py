@@ -21,8 +21,8 @@ from workers.supervisor.lease import FINISH_SECONDS, LeaseHolder
 
 log = structlog.get_logger(__name__)
 
-#: How often the pointer is tried again while the control Redis is away.
-RETRY_SECONDS = 0.5
+#: How often the pointer is tried again while the control Redis is away, and while the storage is.
+RETRY_SECONDS, STORAGE_SECONDS = 0.5, 3.0
 #: How long the end of an attempt waits for its last checkpoint to be carried, also where the storage has refused it.
 DELIVERY_SECONDS, REFUSED_SECONDS = 60.0, 6.0
 
@@ -105,7 +105,7 @@ class PointerCommitter:
             reply = self._lease.run_as_claimant(call)
         except Unavailable as error:
             log.warning("control_redis_unavailable", error=str(error), checkpoint=step)
-            self._wait_for("the control Redis", step)
+            self._wait_for("the control Redis", step, RETRY_SECONDS)
             return
         if reply == "ok":
             failpoints.reach("checkpoint.committed")
@@ -128,19 +128,20 @@ class PointerCommitter:
         try:
             self._carriage.put_checkpoint(checkpoint.directory, checkpoint.manifest)
         except OSError as error:
+            if not self._is_refused:
+                log.warning("checkpoint_not_carried", step=checkpoint.step, error=str(error))
             self._is_refused = True
-            log.warning("checkpoint_not_carried", step=checkpoint.step, error=str(error))
-            self._wait_for("the storage", checkpoint.step)
+            self._wait_for("the storage", checkpoint.step, STORAGE_SECONDS)
             return False
         self._delivered_step, self._is_refused = checkpoint.step, False
         return True
 
-    def _wait_for(self, what: str, step: int) -> None:
+    def _wait_for(self, what: str, step: int, seconds: float) -> None:
         if self._announced_step != step:
             self._announced_step = step
             self._messages.add_message(f"checkpoint of step {step} is on disk; it counts when {what} answers again")
             self._pruner.prune(step, committed=False)
-        threading.Event().wait(RETRY_SECONDS)
+        threading.Event().wait(seconds)
 
     def _drop_settled(self, checkpoint: DurableCheckpoint) -> list[DurableCheckpoint]:
         """Remove this checkpoint and those before it from what is pending."""
