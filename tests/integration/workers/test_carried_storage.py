@@ -27,6 +27,17 @@ pathlib.Path(os.environ["SHARDYARD_OUTPUT_DIR"], "made here").write_bytes(body)
 pathlib.Path("left behind.bin").write_bytes(body[::-1])
 print("\\n".join(f"line {number}" for number in range(5_000)))
 """
+#: It saves a checkpoint, and ends when it goes on from one.
+SAVES = """
+import pathlib, time
+from shardyard import job
+resumed = job.resume_dir()
+if resumed is None:
+    pathlib.Path("state.txt").write_text("what the first attempt knew")
+    job.checkpoint("state.txt")
+    time.sleep(600)
+print(resumed.read_text() if resumed.is_file() else (resumed / "state.txt").read_text())
+"""
 BODY = bytes(range(256)) * 20_000
 
 
@@ -157,15 +168,22 @@ def test_what_a_killed_supervisor_has_left_is_carried_by_the_agent(carried: Serv
 
 def test_another_node_resumes_from_what_was_carried(carried: Service) -> None:
     undisturbed = carried.ended(submit(carried))
+    script = carried.run_script({"train.py": SAVES})
     job = submit(carried, waits_at=50)
     carried.held(job)
     commits(carried, job, 40)
+    manifests = paths.artifacts_dir(carried.files(script)) / ".checkpoints"
+    eventually(lambda: list(manifests.glob("*")), "what the script has saved was carried")
     with carried.another_worker(MODULE, SHARDYARD_NODE=OTHER):
         eventually(lambda: OTHER in {node.id for node in carried.run(store.read_fleet()).nodes}, OTHER, WARM_SECONDS)
         carried.run(store.leave_node(NODE, deadline_seconds=None))
-        os.kill(carried.supervisor(carried.attempt(job)), signal.SIGKILL)
+        for one in (job, script):
+            os.kill(carried.supervisor(carried.attempt(one)), signal.SIGKILL)
         carried.let_go(job)
         tries_again(carried, job)
+        tries_again(carried, script)
+        assert carried.ended(script).state is JobState.SUCCEEDED
+        assert "what the first attempt knew" in carried.text(script, number=2)
         record = carried.ended(job)
         assert record.state is JobState.SUCCEEDED
         assert record.placement[0].node == OTHER
