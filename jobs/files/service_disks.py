@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from jobs.model.settings import Settings
+from jobs.storage.target import target_of
 
 
 def api_directories(settings: Settings) -> dict[str, Path]:
@@ -18,6 +19,7 @@ def api_directories(settings: Settings) -> dict[str, Path]:
 def node_directories(settings: Settings) -> dict[str, Path]:
     """Those of a worker."""
     return api_directories(settings) | {
+        "storage": target_of(settings).root,
         "state": settings.state_dir.expanduser(),
         "temporary files": Path(tempfile.gettempdir()),
     }

@@ -80,7 +80,21 @@ class Settings(BaseSettings):
     )
     storage: Path = Field(
         Path("~/.local/share/shardyard/storage"),
-        description="directory that the API and all nodes share: logs, reports, artifacts, bundles",
+        description="directory that the API and all nodes share: logs, reports, artifacts, bundles. On a node that "
+        "mounts none: service, s3://bucket/prefix or file:///directory, to which its files are carried",
+    )
+    url: str = Field("", max_length=500, description="on a node with SHARDYARD_STORAGE=service: URL of the API")
+    node_token: SecretStr | None = Field(
+        None, max_length=1024, description="token with scope node that files are carried to the API with"
+    )
+    node_token_file: OptionalFile = Field(None, description="file with that token, mode 0600")
+    ca: OptionalFile = Field(None, description="PEM file with the authorities that the API's certificate is checked by")
+    carry_bytes: int = Field(
+        20 * 1024**3,
+        ge=16 * 1024**2,
+        le=2**53,
+        description="what a node may have on its disk that is still to be carried; above it, jobs wait with their next "
+        "checkpoint",
     )
 
     data_root: Path | None = Field(
@@ -346,6 +360,16 @@ class Settings(BaseSettings):
     def secret_keys(self) -> Path:
         """The file with the keys of secrets, which need not be there."""
         return (self.secret_key_file or self.state_dir / "secret-key").expanduser()
+
+    def read_node_token(self) -> str:
+        """The token that files are carried to the API with; "" where there is none.
+
+        Raises:
+            OSError: its file cannot be read.
+        """
+        if self.node_token is not None:
+            return self.node_token.get_secret_value()
+        return "" if self.node_token_file is None else self.node_token_file.expanduser().read_text().strip()
 
     def telemetry(self) -> str:
         """URL of the telemetry Redis (the control one where no other is set)."""

@@ -1,31 +1,43 @@
-"""What `SHARDYARD_STORAGE` says: where what outlives attempts is stored."""
+"""What `SHARDYARD_STORAGE` names, and where the processes of a node read and write for it.
+
+A directory that all mount is used as it is. Anything else is carried: a node works in a directory of its own, with the
+same layout, and copies what is written there to the remote.
+"""
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from jobs.storage.directory import DirectoryStorage
 from jobs.storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    from jobs.model.settings import Settings
 
 #: Lower-case letters, digits, dots and hyphens, as S3 has them.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+#: A setting that is a path has one slash where an URL has two.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
 
 class StorageKind(StrEnum):
-    """Where files go: into a directory that all mount, to the API, or into a bucket."""
+    """Where files go: into a directory that all mount, to the API, into a bucket, or into a directory to which they are
+    copied."""
 
     DIRECTORY = "directory"
     SERVICE = "service"
     OBJECTS = "objects"
+    MOUNT = "mount"
 
 
 @dataclass(frozen=True, slots=True)
 class StorageTarget:
-    """`path` is the directory, `url` that of the bucket; each is None, or "", for the other kinds."""
+    """`root` is where processes of this node read and write. `url` is where that is carried to; "" where it is not."""
 
     kind: StorageKind
-    path: Path | None = None
+    root: Path
     url: str = ""
 
     @property
@@ -34,8 +46,9 @@ class StorageTarget:
         return self.kind is not StorageKind.DIRECTORY
 
 
-def parse_target(text: str) -> StorageTarget:
-    """A directory, `service`, or `s3://bucket/prefix`.
+def parse_target(text: str, local: Path) -> StorageTarget:
+    """The target that a value of `SHARDYARD_STORAGE` names: a directory, `service`, `s3://bucket/prefix`, or
+    `file:///directory`. `local` is the root of what is carried.
 
     Raises:
         ValueError: it is none of them.
@@ -44,23 +57,36 @@ def parse_target(text: str) -> StorageTarget:
     if not text:
         raise ValueError("SHARDYARD_STORAGE is empty: name a directory, `service`, or s3://bucket/prefix")
     if text == StorageKind.SERVICE:
-        return StorageTarget(StorageKind.SERVICE)
+        return StorageTarget(StorageKind.SERVICE, local, text)
     scheme = _SCHEME.match(text)
     if scheme is None:
         return StorageTarget(StorageKind.DIRECTORY, Path(text).expanduser())
-    if scheme[1] in ("http", "https"):
-        raise ValueError(
-            f"SHARDYARD_STORAGE is {text!r}: write `service`, and set SHARDYARD_URL to this address; for a bucket "
-            "write s3://bucket/prefix, and set AWS_ENDPOINT_URL"
-        )
-    if scheme[1] != "s3" or not text.startswith("s3://"):
-        raise ValueError(f"SHARDYARD_STORAGE is {text!r}: it may be a directory, `service`, or s3://bucket/prefix")
-    bucket, _, prefix = text.removeprefix("s3://").rstrip("/").partition("/")
+    rest = text[scheme.end() :].rstrip("/")
+    match scheme[1]:
+        case "s3":
+            return StorageTarget(StorageKind.OBJECTS, local, f"s3://{_check_bucket(text, rest)}")
+        case "file":
+            return StorageTarget(StorageKind.MOUNT, local, f"file:///{rest}")
+        case "http" | "https":
+            raise ValueError(
+                f"SHARDYARD_STORAGE is {text!r}: write `service`, and set SHARDYARD_URL to this address; for a bucket "
+                "write s3://bucket/prefix, and set AWS_ENDPOINT_URL"
+            )
+    raise ValueError(f"SHARDYARD_STORAGE is {text!r}: it may be a directory, `service`, or s3://bucket/prefix")
+
+
+def _check_bucket(text: str, place: str) -> str:
+    bucket, slash, prefix = place.partition("/")
     if _BUCKET.fullmatch(bucket) is None:
         raise ValueError(f"SHARDYARD_STORAGE is {text!r}: {bucket!r} is no name of a bucket; write s3://bucket/prefix")
-    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
+    if slash and any(part in ("", ".", "..") for part in prefix.split("/")):
         raise ValueError(f"SHARDYARD_STORAGE is {text!r}: the prefix may have no empty parts, and no . or ..")
-    return StorageTarget(StorageKind.OBJECTS, url=f"s3://{bucket}/{prefix}".rstrip("/"))
+    return place
+
+
+def target_of(settings: "Settings") -> StorageTarget:
+    """That of the node which these settings are of. Raises ValueError."""
+    return parse_target(str(settings.storage), settings.state_dir.expanduser() / settings.node / "storage")
 
 
 def open_remote(target: StorageTarget, url: str, token: str, authority: Path | None = None) -> RemoteStorage | None:
@@ -73,6 +99,8 @@ def open_remote(target: StorageTarget, url: str, token: str, authority: Path | N
     match target.kind:
         case StorageKind.DIRECTORY:
             return None
+        case StorageKind.MOUNT:
+            return DirectoryStorage(Path(target.url.removeprefix("file://")))
         case StorageKind.SERVICE:
             missing = [name for name, value in (("SHARDYARD_URL", url), ("SHARDYARD_NODE_TOKEN", token)) if not value]
             if missing:

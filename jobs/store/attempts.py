@@ -263,9 +263,15 @@ def refuse(
     )
 
 
+def hand_back(attempt: AttemptId, claimant: str, node: str, quarantine: Mapping[int, str]) -> Call[bool]:
+    """Give the devices of a node back before the end is written, as `release` does after it: for an attempt whose
+    processes are dead there, and whose files are still to be carried. Its lease stays. False: that is lost."""
+    return call_function("hand_back", is_ok, *_flattened(quarantine), **_claimed(attempt, claimant), node=node)
+
+
 def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Call[int]:
-    """Give back the devices of an ended attempt; those in `quarantine` stay unused for that reason.
-    Returns how many changed hands, -1 while the attempt is live."""
+    """Give back the devices of an ended attempt, or of one whose leader has handed back its own; those in `quarantine`
+    stay unused for that reason. Returns how many changed hands, -1 while the attempt is live."""
     return call_function("release", int, *_flattened(quarantine), node=node, attempt_ref=str(attempt))
 
 

@@ -90,10 +90,17 @@ def walk_directories(
     Raises:
         OSError: `top` cannot be entered, or a directory not be listed.
     """
+    return ((cursor.fd, names) for cursor, names in walk_with_names(top, is_entered))
+
+
+def walk_with_names(
+    top: Path, is_entered: Callable[[int, str], bool] | None = None
+) -> Iterator[tuple[DirectoryCursor, list[str]]]:
+    """The same with the cursor, whose names lead to the directory from the one that `top` is in."""
     with contextlib.closing(DirectoryCursor(top.parent)) as cursor:
         cursor.enter(top.name)
         to_enter = [os.listdir(cursor.fd)]
-        yield cursor.fd, to_enter[-1].copy()
+        yield cursor, to_enter[-1].copy()
         while to_enter:
             if not to_enter[-1]:
                 del to_enter[-cursor.leave() :]
@@ -101,7 +108,7 @@ def walk_directories(
                 name = to_enter[-1].pop()
                 if (is_entered is None or is_entered(cursor.fd, name)) and _try_entering(cursor, name):
                     to_enter.append(os.listdir(cursor.fd))
-                    yield cursor.fd, to_enter[-1].copy()
+                    yield cursor, to_enter[-1].copy()
 
 
 def _try_entering(cursor: DirectoryCursor, name: str) -> bool:

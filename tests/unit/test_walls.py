@@ -41,7 +41,9 @@ THREADS = {
     "workers.node.agent",
     "workers.node.disks.watch",
     "workers.node.hardware.sampler",
+    "workers.carrier.thread",
     "workers.node.janitor",
+    "workers.node.carrying.leftovers",
     "workers.supervisor",
     "workers.training",
     "workers.rehearsal",
@@ -60,6 +62,7 @@ CREDENTIALS = {
     "jobs.files.service_disks",  # reads from the settings which directories the service needs
     "shardyard.service",
     "workers.app",
+    "workers.carrier.identity",  # compares the remote with the store that its caller has connected
     "workers.node",
     "workers.sandbox.box.choice",
     "workers.sandbox.box.planner",  # from the settings of its worker, as `check`

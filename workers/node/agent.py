@@ -10,6 +10,7 @@ that do the work:
     attempt_reaper.py   ends attempts whose supervisor is dead
     janitor.py          clears orphaned directories and tests devices in quarantine, in a thread of its own
     disks/              keeps room on the disks, in a thread of its own
+    carrying/           carries what dead supervisors have left, in a thread of its own, where storage is not mounted
     hardware/           samples the devices of attempts once a second, in a thread of its own
 """
 
@@ -27,10 +28,13 @@ from jobs import store
 from jobs.files import identity
 from jobs.scheduling.hints import HintSender
 from jobs.scheduling.scheduler import JobScheduler
+from jobs.storage.remote import RemoteError
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnboxedNodes
+from workers.carrier.access import access_of
 from workers.node.attempt_reaper import AttemptReaper
+from workers.node.carrying.leftovers import LeftoverCarrier
 from workers.node.config import NodeConfig
 from workers.node.disks.watch import DiskWatch
 from workers.node.forkserver import ForkFailed, ForkServer
@@ -74,6 +78,7 @@ class Agent:
         self._janitor = Janitor(
             config.node_id, config.devices, config.state_dir, config.storage, control, self._held.attempt_ids
         )
+        self._leftovers = LeftoverCarrier(config, control, self._held.attempt_ids)
         self._sampler = HardwareSampler(
             config.node_id, config.state_dir, config.settings.telemetry(), self._held.attempt_ids
         )
@@ -90,7 +95,9 @@ class Agent:
             NodeTaken: another worker on this host serves the node.
             NotConfined: in their box, or under their accounts, ranks can do too much or too little.
             ForkFailed: the forkserver does not come up.
+            ValueError: SHARDYARD_STORAGE lacks something.
         """
+        access_of(self._config.settings).open(self._config.target)
         state_dir = self._config.state_dir
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(state_dir / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -114,6 +121,7 @@ class Agent:
         self._scheduler.start()
         self._janitor.start()
         self._sampler.start()
+        self._leftovers.start()
 
     def start_attempt(self, attempt: AttemptId) -> None:
         """Start a supervisor for an attempt that waits for one here. Harmless when repeated, late or wrong."""
@@ -139,6 +147,7 @@ class Agent:
         self._stop.set()
         self._janitor.stop()
         self._sampler.stop()
+        self._leftovers.stop()
         self._disks.stop()
         if self._thread.ident is not None:  # Celery may be told to stop before it was ready
             self._thread.join(5)
@@ -185,9 +194,14 @@ class Agent:
                 self._heartbeat.enforce_drain_deadline()
                 self._start_attempts_with_lost_hints()
                 self._reaper.reap_lost_attempts()
+                self._reaper.reap_silent_attempts()
+                self._leftovers.renew_leases()
                 self._revive_forkserver()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
+            except RemoteError as error:
+                log.warning("storage_unavailable", error=str(error))
+                self._stop.wait(RECOVER_SECONDS)
             except (NodeTaken, FormatMismatch, UnboxedNodes, identity.StorageMismatch) as error:
                 # Another worker has the node, the storage directory is a wrong one, or jobs of several tenants would
                 # run without a box: this worker must end.

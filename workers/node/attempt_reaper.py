@@ -9,6 +9,7 @@ from jobs.model.state import AttemptState, StateReason
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
+from workers.carrier.journal import carried_attempts, is_carried, is_held
 from workers.node.config import NodeConfig
 from workers.node.held_attempts import HeldAttempts
 from workers.node.janitor import clear_orphan, describe_survivors, orphaned_attempts
@@ -46,10 +47,24 @@ class AttemptReaper:
             if is_claimed and (is_supervisor_dead(directory) or self._is_stuck(attempt)):
                 self._reap(attempt, directory)
 
+    def reap_silent_attempts(self) -> None:
+        """End attempts that have handed their devices back to carry files, so that no heartbeat names them, and whose
+        supervisor died before it could say how they ended."""
+        state_dir, held = self._config.state_dir, set(self._held.attempt_ids())
+        for attempt in carried_attempts(state_dir) if self._config.target.is_carried else ():
+            directory = AttemptDirectory.of(state_dir, attempt)
+            is_left = not is_held(state_dir, attempt) and directory.directory.exists()
+            if is_left and attempt not in held and not directory.pending_end.exists():
+                self._reap(attempt, directory)
+                if not sweep_attempt(directory, attempt):
+                    directory.remove()
+
     def _reap(self, attempt: AttemptId, directory: AttemptDirectory) -> None:
         survivors = sweep_attempt(directory, attempt)
         working_dir.reclaim_storage(self._config.storage, attempt)
         keep_files_of_dead_supervisor(directory, self._config.storage, attempt)
+        if self._leave_to_carrier(attempt, directory, survivors):
+            return
         pending_end.report_pending_end(self._store, attempt, directory.pending_end)
         lost = store.reap(
             attempt,
@@ -65,6 +80,17 @@ class AttemptReaper:
         if self._store.run(store.release(self._config.node_id, attempt, quarantine)) > 0 and not survivors:
             directory.remove()
         self._held.remove(attempt)
+
+    def _leave_to_carrier(self, attempt: AttemptId, directory: AttemptDirectory, survivors: dict[int, str]) -> bool:
+        """Give back the devices of an attempt whose end waits for its files, which are carried by `leftovers`."""
+        end = pending_end.read_pending_end(directory.pending_end)
+        if end is None or not is_carried(self._config.state_dir, attempt):
+            return False
+        node, quarantine = self._config.node_id, self._quarantine_reasons(survivors)
+        if not self._store.run(store.hand_back(attempt, end.claimant, node, quarantine)):
+            return False
+        self._held.remove(attempt)
+        return True
 
     def _is_stuck(self, attempt: AttemptId) -> bool:
         """Whether an attempt ended long ago (its lease expired) and its supervisor, frozen perhaps, has not noticed."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jobs.model.records import BoxRights, DeviceRecord
 from jobs.model.settings import Settings
+from jobs.storage.target import StorageTarget, target_of
 from workers.sandbox.box.plan import BoxPlan
 from workers.sandbox.run_as import NodeAccounts
 
@@ -38,5 +39,10 @@ class NodeConfig:
         return len(self.devices) * self.settings.nodes_here
 
     @property
+    def target(self) -> StorageTarget:
+        return target_of(self.settings)
+
+    @property
     def storage(self) -> Path:
-        return self.settings.storage.expanduser()
+        """What processes of this node read and write: the directory that all mount, or what is carried from here."""
+        return self.target.root

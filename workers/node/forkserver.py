@@ -27,8 +27,9 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -39,6 +40,7 @@ from workers.runtime.process_control import name_process
 from workers.sandbox.box.plan import BoxPlan
 
 if TYPE_CHECKING:
+    from workers.carrier.access import RemoteAccess
     from workers.sandbox.box.box import Box, BoxFailed
 
 log = structlog.get_logger(__name__)
@@ -98,9 +100,15 @@ class ForkServer:
         return self._process.pid if self._process is not None else None
 
     def start_supervisor(
-        self, config: AttemptConfig, control_url: str, telemetry_url: str, secrets: Mapping[str, str] | None = None
+        self,
+        config: AttemptConfig,
+        control_url: str,
+        telemetry_url: str,
+        secrets: Mapping[str, str] | None = None,
+        storage: "RemoteAccess | None" = None,
     ) -> int:
-        """Start the supervisor of an attempt. `secrets` are the values that its ranks get as environment variables.
+        """Start the supervisor of an attempt. `secrets` are the values that its ranks get as environment variables,
+        `storage` is how it reaches one that is not mounted.
 
         Returns:
             its process id.
@@ -108,7 +116,10 @@ class ForkServer:
         Raises:
             ForkFailed: it did not come up.
         """
-        credentials = {"control_url": control_url, "telemetry_url": telemetry_url, "secrets": dict(secrets or {})}
+        credentials: dict[str, Any] = {"control_url": control_url, "telemetry_url": telemetry_url}
+        credentials["secrets"] = dict(secrets or {})
+        if storage is not None:
+            credentials["storage"] = asdict(storage)
         reader = _leave_message(json.dumps(credentials).encode())  # read once the ranks are forked
         try:
             with self._lock:

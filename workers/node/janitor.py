@@ -14,6 +14,7 @@ from jobs.model.records import DeviceRecord
 from jobs.store import AttemptId, QuarantinedDevice
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
+from workers.carrier.journal import is_carried
 from workers.node.device_check import DeviceChecker
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import working_dir
@@ -77,6 +78,8 @@ class Janitor:
         left = {attempt for attempt in orphaned_attempts(self._state_dir) if attempt not in held}
         for attempt in sorted(left & self._orphans_before, key=str)[:MAX_CLEARED]:
             directory = AttemptDirectory.of(self._state_dir, attempt)
+            if directory.pending_end.exists() and is_carried(self._state_dir, attempt):
+                continue  # it is reported when its files are at the storage
             pending_end.report_pending_end(self._store, attempt, directory.pending_end)
             clear_orphan(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
         self._orphans_before = left

@@ -15,6 +15,7 @@ from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import AttemptId, JobView
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import NotFound, SecretKeyUnusable, UnreadableSpec
+from workers.carrier.access import access_of
 from workers.node import environments, job_secrets
 from workers.node.config import NodeConfig
 from workers.node.forkserver import ForkFailed, ForkServer
@@ -116,7 +117,10 @@ class AttemptLauncher:
     def _fork_supervisor(self, config: AttemptConfig, secrets: dict[str, str]) -> int:
         settings = self._config.settings
         try:
-            return self._forkserver.start_supervisor(config, *settings.supervisor_urls(), secrets)
+            access = access_of(settings) if config.target is not None else None
+            return self._forkserver.start_supervisor(config, *settings.supervisor_urls(), secrets, access)
+        except OSError as error:
+            raise _CannotStart(StateReason.START_FAILED, f"SHARDYARD_NODE_TOKEN_FILE: {error}") from error
         except ForkFailed as error:
             self.forkserver_failed.set()
             self._store.run(store.take_down_node(self._config.node_id, None))
@@ -153,4 +157,6 @@ class AttemptLauncher:
             parts=tuple(place.node for place in placement) if len(placement) > 1 else (),
             join_seconds=settings.join_seconds,
             traceparent=job.record.trace.traceparent,
+            target=self._config.target if self._config.target.is_carried else None,
+            carry_bytes=settings.carry_bytes,
         )

@@ -16,6 +16,8 @@ from jobs.store.accounts import tokens
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import UnboxedNodes
 from shardyard.contract.unboxed import refusal_text
+from workers.carrier.access import access_of
+from workers.carrier.identity import prove_remote
 from workers.node.config import NodeConfig
 from workers.node.reach import find_reach, identify_loopback
 
@@ -38,10 +40,11 @@ def register_node(config: NodeConfig, control: RedisStore, instance: str) -> Non
 
     Raises:
         NodeTaken: another worker has this node, or its attempts are recorded elsewhere.
-        StorageMismatch: the storage directory is not that of the service.
+        StorageMismatch: the storage is not that of the service.
+        RemoteError: it is not mounted, and does not answer.
         UnboxedNodes: it puts no box around jobs, and the service has several tenants.
     """
-    identity.prove_storage(control, config.storage)
+    _prove_storage(config, control)
     if config.box is not None and config.box.why_none and not config.settings.jobs_unboxed:
         refuse_tenants(config.node_id, config.box.why_none, control)
     settings = config.settings
@@ -85,6 +88,14 @@ def refuse_tenants(node: str, why: str, control: RedisStore) -> None:
                 raise UnboxedNodes(refusal_text({node: why}, f"this service has a second tenant ({tenant})"))
         if not cursor:
             return
+
+
+def _prove_storage(config: NodeConfig, control: RedisStore) -> None:
+    remote = access_of(config.settings).open(config.target) if config.target.is_carried else None
+    if remote is None:
+        identity.prove_storage(control, config.storage)
+    else:
+        prove_remote(control, remote, config.storage)
 
 
 def _state_dir_nonce(config: NodeConfig) -> str:

@@ -11,6 +11,7 @@ from jobs.model.parts import devices_of_part, ranks_of_part
 from jobs.model.records import DeviceRecord
 from jobs.model.spec import DISTRIBUTED, JobSpec
 from jobs.protocol import names
+from jobs.storage.target import StorageTarget
 from jobs.store import AttemptId
 from jobs.support import fs
 from workers.runtime.limits import AttemptLimits
@@ -60,6 +61,8 @@ class AttemptConfig:
     parts: tuple[str, ...] = ()  # nodes of the attempt in the order of its parts, where it has several
     join_seconds: float = 30.0  # within which all parts must have joined the leader
     traceparent: str = ""  # the trace that its job belongs to, for its ranks; "": none
+    target: StorageTarget | None = None  # to which `storage` is carried; None: all nodes mount it
+    carry_bytes: int = 2**53  # that may wait on this node to be carried
 
     @property
     def strategy(self) -> str:
@@ -115,6 +118,7 @@ class AttemptDirectory:
         self.work = directory / "work"  # the working copy of the job's bundle
         self.baseline = directory / "baseline.json"  # what was in the working copy before the program started
         self.resume = directory / "resume"  # a copy of the checkpoint that a script resumes from
+        self.fetched = directory / "fetched"  # what earlier attempts have saved, from a storage that is not mounted
         self.temporary = directory / "temporary"  # holds the path of the directory for temporary files, elsewhere
         self.disk_ledger = directory / "disks.json"  # what it has on its disks, and whether it must end for that
         self.sampled_ranks = directory / "ranks.json"  # which process drives which devices, for the node's samples

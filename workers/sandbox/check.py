@@ -23,6 +23,7 @@ from pathlib import Path
 from jobs.files import paths as layout
 from jobs.model.records import DeviceRecord
 from jobs.model.settings import Settings
+from jobs.storage.target import target_of
 from workers.runtime import import_hook
 from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as
@@ -114,7 +115,7 @@ def _find_faults(
     environments: Mapping[str, Path],
     devices: Sequence[DeviceRecord],
 ) -> list[str]:
-    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(target_of(settings).root))
     attempts = node / "attempts"
     for directory in (attempts, storage):
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def _find_faults(
 def _find_box_faults(
     plan: BoxPlan, accounts: NodeAccounts | None, settings: Settings, node: Path, environments: Mapping[str, Path]
 ) -> list[str]:
-    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(target_of(settings).root))
     attempts = node / "attempts"
     for directory in (attempts, storage):
         directory.mkdir(parents=True, exist_ok=True)
@@ -249,9 +250,11 @@ def _may_pass(account: RankAccount, directory: os.stat_result) -> bool:
 def _private_paths(settings: Settings, node: Path, storage: Path) -> Iterator[Path]:
     """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
     state = node.parent
-    yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
+    files = (settings.admin_token_file, settings.tls_key, settings.node_token_file)
+    yield from (state, state / "admin-token", node)
+    yield from (node / name for name in ("worker.lock", "home", "attempts", "carry"))
     yield settings.secret_keys()
-    yield from (file.expanduser() for file in (settings.admin_token_file, settings.tls_key) if file is not None)
+    yield from (file.expanduser() for file in files if file is not None)
     yield storage
     for entry in _list_directory(storage):
         yield entry

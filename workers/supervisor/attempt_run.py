@@ -29,10 +29,12 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
 from workers.sandbox.box.box import Box
 from workers.sandbox.cgroup import read_record
 from workers.supervisor import descendants, rendezvous, working_dir
+from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
-from workers.supervisor.ending.outcome import AttemptOutcome, may_have_timed_out, name_hang
+from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, may_have_timed_out, name_hang
+from workers.supervisor.ending.pending_end import PendingCheckpoint
 from workers.supervisor.gang.clocks import describe_clocks
 from workers.supervisor.gang.followers import Followers
 from workers.supervisor.gang.interfaces import variables_of_node
@@ -60,6 +62,9 @@ from workers.supervisor.user_files.collection import COPY_SECONDS, HURRIED_SECON
 
 T = TypeVar("T")
 
+#: Ends that do not wait for files to be carried: the user wants no more of them, or they do not count.
+_NOT_AWAITED = (StateReason.CANCELLED_BY_USER, LEASE_LOST.reason)
+
 log = structlog.get_logger(__name__)
 
 #: How long the end of a successful attempt waits for a disk that refuses its report, and how often that is tried.
@@ -83,13 +88,15 @@ class AttemptRun:
         box: Box | None,
         secrets: Mapping[str, str],
         link_listener: LinkListener | None = None,
+        carriage: AttemptCarriage | None = None,
     ) -> None:
         """`secrets` are values of environment variables, which go to the ranks and nowhere else. `link_listener`: where
-        the attempt's parts on other nodes join."""
+        the attempt's parts on other nodes join. `carriage`: where the storage is not mounted."""
         self._config = config
         self._lease = lease
         self._ranks = ranks
         self._link_listener = link_listener
+        self._carriage = carriage
         self._followers: Followers | None = None
         self._box = box
         self._secrets = secrets
@@ -111,6 +118,8 @@ class AttemptRun:
         """
         config = self._config
         self._room = DiskRoom(config)
+        if self._carriage is not None:
+            self._carriage.fetch_bundle(config.spec.program.bundle)
         self._working_directory = working_dir.prepare_working_directory(config, config.spec, self._box)
         meeting: dict[str, str] = {}
         if port is not None:
@@ -129,7 +138,7 @@ class AttemptRun:
         if self._working_directory is not None:
             self._listener = _listen_to_descendants(self._working_directory, self._publisher, self._box)
             working_dir.hand_to_ranks(config, self._working_directory, self._box)
-            resumed = resume.resume_script(config, config.spec, self._lease, self._publisher)
+            resumed = resume.resume_script(config, config.spec, self._lease, self._publisher, self._carriage)
             if resumed is not None:
                 if self._box is not None:
                     self._box.bind(resumed.directory, writable=False)
@@ -194,6 +203,18 @@ class AttemptRun:
             _publish_weights(self._checkpoints)
         outcome = self._seal_telemetry(self._publisher, outcome)
         return AttemptOutcome(outcome.reason, *self.clean((outcome.message, outcome.error, outcome.result)))
+
+    def is_delivered(self, outcome: AttemptOutcome) -> bool:
+        """Wait, for a while, until the files and the newest checkpoint are where others read them. False: the end has
+        to wait for them, unless the user or another attempt does not."""
+        if self._carriage is None or outcome.reason in _NOT_AWAITED:
+            return True
+        return self._carriage.finish() and self.pending_checkpoint is None
+
+    @property
+    def pending_checkpoint(self) -> PendingCheckpoint | None:
+        """The newest checkpoint of the attempt, where it is not at the storage yet."""
+        return self._checkpoints.writer.pending_checkpoint if self._checkpoints is not None else None
 
     def clean(self, value: T) -> T:
         """The same text, or mapping or tuple of texts, without values of the job's secrets."""
@@ -273,11 +294,13 @@ class AttemptRun:
             return None
         locations = directories.directories_of(config)
         directories.prepare_directories(config, locations, self._box)
-        found = resume.choose_checkpoint(locations, self._lease, publisher)
+        found = resume.choose_checkpoint(locations, self._lease, publisher, self._carriage)
         if found is not None:
             publisher.resume_from(found)
         others = [] if self._followers is None else self._followers.draft_sources(locations.attempt)
-        writer = CheckpointWriter(config, locations, settings.keep, self._lease, publisher.dump_state, found, others)
+        writer = CheckpointWriter(
+            config, locations, settings.keep, self._lease, publisher.dump_state, found, others, self._carriage
+        )
         readable = directories.make_readable(config, locations, found, self._box) if found is not None else None
         return AttemptCheckpoints(settings, locations, writer, found, readable)
 

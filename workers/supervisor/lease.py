@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -33,7 +34,8 @@ from jobs.store.accounts.webhooks import PostedFinding
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.supervisor.ending import pending_end
-from workers.supervisor.ending.pending_end import PendingEnd, divide_marks
+from workers.supervisor.ending.outcome import AttemptOutcome
+from workers.supervisor.ending.pending_end import PendingCheckpoint, PendingEnd, divide_marks
 from workers.supervisor.main_thread_watch import END_SECONDS, LOST_SECONDS, MainThreadWatch
 
 log = structlog.get_logger(__name__)
@@ -201,6 +203,33 @@ class LeaseHolder:
         written = self._send_after_requests(end, FINISH_SECONDS)
         pending_file.unlink(missing_ok=True)
         return written
+
+    def leave_end(
+        self,
+        outcome: AttemptOutcome,
+        backoff: float,
+        measured: AttemptMarks | None,
+        checkpoint: PendingCheckpoint | None,
+        pending_file: Path,
+    ) -> None:
+        """Leave the end of the attempt to the node's agent, which reports it when the files are where they belong, and
+        renews the lease until then.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        own, others = divide_marks(measured or {})
+        end = outcome.reason, outcome.message, outcome.error, outcome.result
+        pending_end.save_pending_end(pending_file, PendingEnd(self._claimant, *end, backoff, own, others, checkpoint))
+
+    def hand_back_devices(self, quarantine: dict[int, str]) -> None:
+        """Give the devices of this node back before the end is written, for an attempt whose files are carried: every
+        process of it is proven dead here, but for those of `quarantine`. Where Redis is away they are with the end."""
+        try:
+            call = partial(store.hand_back, node=self._node, quarantine=quarantine)
+            self.run_as_claimant(call, SAVE_END_AFTER_SECONDS)
+        except Unavailable as error:
+            log.warning("devices_not_handed_back", error=str(error))
 
     def abandon(self, node: str, message: str, backoff: float, quarantine: dict[int, str] | None = None) -> bool:
         """As the leader, give the attempt up because the part on `node` has not joined, and give the devices back as

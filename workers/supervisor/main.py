@@ -13,7 +13,8 @@ The order of the stages is fixed, because each one protects the next:
 3. claim the attempt: read the credentials, connect, claim. A claim that is refused ends the ranks unstarted;
 4. run it: unpack the job's own code, serve the rendezvous store, open the telemetry and the checkpoints, start the
    ranks, and monitor them until they are dead;
-5. end it: sweep what is left of its processes, complete its files, write how it ended and give the devices back.
+5. end it: sweep what is left of its processes, complete its files, write how it ended and give the devices back. Where
+   files are carried, the devices are given back first, and the end waits until the files are where they belong.
 """
 
 import contextlib
@@ -40,6 +41,7 @@ from workers.runtime.launch import PRIVATE_STORE, AttemptConfig, AttemptDirector
 from workers.sandbox.box.box import Box, BoxFailed
 from workers.supervisor import rendezvous, working_dir
 from workers.supervisor.attempt_run import AttemptRun
+from workers.supervisor.carriage import open_carriage
 from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.ending.device_marks import mark_devices
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome
@@ -87,12 +89,13 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
         if not discard_ranks(config, directory, ranks, box):
             directory.remove()
         return
+    carriage = open_carriage(config, credentials.storage)
     if config.part:
-        part = PartRun(config, lease, ranks, box, credentials.secrets, credentials.telemetry_url)
+        part = PartRun(config, lease, ranks, box, credentials.secrets, credentials.telemetry_url, carriage)
         follow_leader(config, directory, part, ranks, box)
         return
 
-    run = AttemptRun(config, lease, ranks, box, credentials.secrets, listener)
+    run = AttemptRun(config, lease, ranks, box, credentials.secrets, listener, carriage)
     try:
         run.open(port, credentials.telemetry_url)
     except Exception as error:  # noqa: BLE001  (the job's status shows it)
@@ -102,15 +105,19 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
             abandon(config, directory, lease, error, survivors)
         else:
             outcome = review_failed_start(config, outcome_of_failed_start(error))
-            write_end(config, directory, lease, outcome, survivors)
+            if carriage is not None:
+                lease.hand_back_devices(devices_to_quarantine(config, survivors))
+            end_attempt(config, directory, lease, run, outcome, survivors)
         run.dismiss_followers("not started")
         return
     outcome = run.monitor_ranks()
 
     survivors = run.clean(sweep_processes(config, directory, box))
+    if carriage is not None:
+        lease.hand_back_devices(devices_to_quarantine(config, survivors))
     outcome = run.close(outcome)  # before the end is written: a client that sees it finds the whole log and report
     marks = mark_devices(config, run.devices, run.device_times, outcome)
-    write_end(config, directory, lease, outcome, survivors, marks)
+    end_attempt(config, directory, lease, run, outcome, survivors, marks)
     run.dismiss_followers(outcome.reason)
     run.await_shipping()
 
@@ -248,6 +255,28 @@ def sweep_processes(config: AttemptConfig, directory: AttemptDirectory, box: Box
 
 
 # -- 5: end the attempt ----------------------------------------------------------------------------------
+
+
+def end_attempt(
+    config: AttemptConfig,
+    directory: AttemptDirectory,
+    lease: LeaseHolder,
+    run: AttemptRun,
+    outcome: AttemptOutcome,
+    survivors: dict[int, str],
+    measured: AttemptMarks | None = None,
+) -> None:
+    """Write how the attempt ended, as soon as its files are where others read them; where that takes long, leave both
+    to the node's agent."""
+    if not run.is_delivered(outcome):
+        try:
+            lease.leave_end(outcome, backoff_seconds(), measured, run.pending_checkpoint, directory.pending_end)
+        except OSError as error:
+            log.error("end_not_kept", error=str(error))  # so it cannot wait
+        else:
+            log.warning("end_waits_for_files", reason=outcome.reason, message=outcome.message)
+            return
+    write_end(config, directory, lease, outcome, survivors, measured)
 
 
 def write_end(

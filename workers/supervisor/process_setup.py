@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 import structlog
 
 from jobs.support.logging_config import configure_logging
+from workers.carrier.access import RemoteAccess
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.runtime.process_control import adopt_orphans, close_all_but, name_process
 from workers.runtime.process_status import read_start_time
@@ -20,12 +21,13 @@ CREDENTIALS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SupervisorCredentials:
-    """The addresses and passwords of both Redis servers, which no rank may know, and the values of the job's secrets by
-    the variables that get them."""
+    """The addresses and passwords of both Redis servers, and the way to a storage that is not mounted, which no rank
+    may know; and the values of the job's secrets by the variables that get them."""
 
     control_url: str
     telemetry_url: str
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    storage: RemoteAccess = field(default_factory=RemoteAccess)
 
 
 def become_leader(kept_fd: int) -> None:
@@ -70,6 +72,7 @@ def read_credentials(pipe: Connection) -> SupervisorCredentials:
     """
     if not pipe.poll(CREDENTIALS_SECONDS):
         raise EOFError("no credentials came")
-    credentials = SupervisorCredentials(**json.loads(pipe.recv_bytes()))
+    found = json.loads(pipe.recv_bytes())
+    credentials = SupervisorCredentials(**found | {"storage": RemoteAccess(**found.get("storage", {}))})
     pipe.close()
     return credentials

@@ -107,8 +107,10 @@ function settle_attempt(ref, number, reason, message, cause, failed, result, bac
   local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed',
     'pool', 'devices', 'nodes')
   redis.call('SREM', keys.LEASES, ref .. '/' .. number)
-  redis.call('ZREM', keys.placed(job[7]), ref .. '/' .. number)
-  stop_charging(job[7], (split_job_ref(ref)), job[8] * (job[9] or 1))
+  if redis.call('HEXISTS', attempt, 'carrying') == 0 then  -- else its devices were handed back before
+    redis.call('ZREM', keys.placed(job[7]), ref .. '/' .. number)
+    stop_charging(job[7], (split_job_ref(ref)), job[8] * (job[9] or 1))
+  end
   leave_parts(ref, number)
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))
   redis.call('HDEL', attempt, 'link')  -- it has a secret

@@ -187,12 +187,19 @@ def _queues(keys: Keys) -> Iterator[str]:
                 yield f"{name} lists other classes than wait: {classes}"
 
 
+def _on_devices(keys: Keys) -> set[str]:
+    """Live attempts, without those that have handed their devices back before their end."""
+    attempts = keys.hashes_at("sy:attempt:")
+    live = {ref.decode() for ref in keys.sets.get("sy:leases", set())}
+    return {ref for ref in live if b"carrying" not in attempts[ref]}
+
+
 def _shares(keys: Keys) -> Iterator[str]:
     """Nothing here was made by an earlier version, which knows no shares."""
     jobs = keys.hashes_at("sy:job:")
     leased: Counter[tuple[str, str]] = Counter()
-    for attempt in keys.sets.get("sy:leases", set()):
-        tenant, identity, _ = attempt.decode().split("/")
+    for attempt in _on_devices(keys):
+        tenant, identity, _ = attempt.split("/")
         job = jobs[f"{tenant}/{identity}"]
         leased[job[b"pool"].decode(), tenant] += int(job[b"devices"]) * int(job.get(b"nodes", 1))
     accounts = {
@@ -206,8 +213,8 @@ def _shares(keys: Keys) -> Iterator[str]:
     placed = {
         attempt.decode() for name, found in keys.zsets.items() if name.startswith("sy:placed:") for attempt in found
     }
-    if placed != {attempt.decode() for attempt in keys.sets.get("sy:leases", set())}:
-        yield f"by priority these are on devices: {placed}, but leases are {keys.sets.get('sy:leases')}"
+    if placed != _on_devices(keys):
+        yield f"by priority these are on devices: {placed}, but {_on_devices(keys)} have leased some"
     weights = keys.hashes.get("sy:weights", {})
     queues: dict[str, dict[bytes, float]] = {}
     for name, members in keys.zsets.items():
@@ -251,9 +258,8 @@ def _attempts(keys: Keys) -> Iterator[str]:
 
 def _devices(keys: Keys) -> Iterator[str]:
     attempts = keys.hashes_at("sy:attempt:")
-    leases = {ref.decode() for ref in keys.sets.get("sy:leases", set())}
     leased: dict[tuple[str, int], str] = {}
-    for ref in leases:
+    for ref in _on_devices(keys):
         parts = parts_of(attempts[ref])
         if len({part.node for part in parts}) != len(parts):
             yield f"attempt {ref} has two parts on one node: {parts}"

@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 SUPERVISOR = frozenset(
     {
-        *("abandon", "claim", "commit_checkpoint", "finish", "read_command", "read_heartbeats", "read_job"),
-        *("read_profile", "record_milestone", "record_profile", "record_resume", "record_script_resume", "refuse"),
-        *("release", "renew_lease"),
+        *("abandon", "claim", "commit_checkpoint", "finish", "hand_back", "read_command", "read_heartbeats"),
+        *("read_job", "read_profile", "record_milestone", "record_profile", "record_resume", "record_script_resume"),
+        *("refuse", "release", "renew_lease"),
     }
 )
 WORKER = frozenset(

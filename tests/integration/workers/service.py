@@ -104,18 +104,19 @@ class _HintSender:
 
 
 class Service:
-    """Redis, workers of node `NODE`, and a dispatcher that the test calls. Jobs get no box unless `settings` ask for
-    it: faulty programs leave notes in the service's directory, and tests look for the ranks' processes."""
+    """Redis, workers of node `NODE`, and a dispatcher that the test calls. `storage` is where files arrive. Jobs get no
+    box unless `settings` ask for it: faulty programs leave notes in the service's directory, and tests look for the
+    ranks' processes."""
 
     def __init__(self, directory: Path, server: RedisServer, **settings: float | str) -> None:
         self.directory = directory
         self.server = server
+        self.storage = directory / "storage"
         self.settings = Settings(
             redis_url=server.url,
-            storage=directory / "storage",
             state_dir=directory / "state",
             node=NODE,
-            **(DEFAULTS | settings),
+            **({"storage": self.storage} | DEFAULTS | settings),
         )
         self.store = RedisStore.from_url(server.url)
         app = Celery("driver", set_as_current=False)
@@ -265,7 +266,7 @@ class Service:
                 archive.writestr(zipfile.ZipInfo(name), text)
         body = packed.getvalue()
         bundle, nonce = "sha256:" + hashlib.sha256(body).hexdigest(), uuid.uuid4().hex
-        path = paths.bundle_file(self.settings.storage, TENANT, bundle, nonce)
+        path = paths.bundle_file(self.storage, TENANT, bundle, nonce)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
         unpacked = sum(map(len, files.values()))
@@ -370,7 +371,7 @@ class Service:
         return sum(line.text.startswith(b"step ") for line in page.lines)
 
     def files(self, job: str, number: int = 1) -> Path:
-        return paths.attempt_dir(self.settings.storage, TENANT, job, number)
+        return paths.attempt_dir(self.storage, TENANT, job, number)
 
     def report(self, job: str, number: int = 1) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(paths.report_file(self.files(job, number)).read_bytes())

@@ -14,6 +14,7 @@ from jobs.model.trace_context import JobTrace
 from jobs.store import AttemptId
 from tests.integration.store.world import TENANT, World, a_spec
 from tests.support.servers.redis_server import running_redis
+from workers.carrier.access import RemoteAccess
 from workers.node.config import NodeConfig
 from workers.node.devices import discover_devices
 from workers.node.forkserver import ForkServer
@@ -32,7 +33,12 @@ class NotedStarts(ForkServer):
         self.started: list[AttemptConfig] = []
 
     def start_supervisor(
-        self, config: AttemptConfig, control_url: str, telemetry_url: str, secrets: Mapping[str, str] | None = None
+        self,
+        config: AttemptConfig,
+        control_url: str,
+        telemetry_url: str,
+        secrets: Mapping[str, str] | None = None,
+        storage: RemoteAccess | None = None,
     ) -> int:
         self.started.append(config)
         return 1

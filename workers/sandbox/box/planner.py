@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jobs.model.settings import Settings
+from jobs.storage.target import target_of
 from workers.runtime import import_hook
 from workers.sandbox.box.plan import RUN, BoxLevel, BoxPlan
 
@@ -37,7 +38,7 @@ def _home_directory() -> str:
 
 def _find_private_paths(settings: Settings) -> Iterator[Path]:
     """Directories that the service keeps for itself."""
-    yield _resolve(settings.storage)
+    yield _resolve(target_of(settings).root)
     yield _resolve(settings.state_dir)
     if settings.admin_token_file is not None:
         yield _resolve(settings.admin_token_file).parent
@@ -45,6 +46,8 @@ def _find_private_paths(settings: Settings) -> Iterator[Path]:
         yield _resolve(settings.secret_key_file).parent
     if settings.tls_key is not None:
         yield _resolve(settings.tls_key).parent
+    if settings.node_token_file is not None:
+        yield _resolve(settings.node_token_file).parent
     for url in {settings.control_url(), settings.telemetry()}:
         if url.startswith("unix://"):
             socket = url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]

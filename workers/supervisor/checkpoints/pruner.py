@@ -21,7 +21,7 @@ class CheckpointPruner:
         """`kept` has all checkpoints of the job, of which the newest `retained` are to stay."""
         self._kept = kept
         self._attempt = attempt
-        self._retained = retained
+        self.retained = retained
         self._lock = threading.Lock()
         self._known_step = pointed_step
         self._first_tried: int | None = None
@@ -49,7 +49,7 @@ class CheckpointPruner:
             tried = (self._known_step, self._first_tried, self._last_tried)
             pointed = [one for one in tried if one is not None]
             for old in checkpoints.select_obsolete(
-                checkpoints.list_checkpoints(self._kept), self._attempt, step, self._retained, pointed
+                checkpoints.list_checkpoints(self._kept), self._attempt, step, self.retained, pointed
             ):
                 if committed or old.attempt == self._attempt:
                     remove_if_there(old.directory)

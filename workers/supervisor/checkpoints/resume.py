@@ -23,6 +23,7 @@ from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.model.state import SupervisorCommand
 from jobs.protocol.records import Note
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
+from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints import script_resume
 from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.script_resume import CopiedCheckpoint, SearchResult
@@ -53,10 +54,13 @@ class StorageTimeout(Exception):
 
 
 def choose_checkpoint(
-    directories: CheckpointDirectories, lease: LeaseHolder, publisher: TelemetryPublisher
+    directories: CheckpointDirectories,
+    lease: LeaseHolder,
+    publisher: TelemetryPublisher,
+    carriage: AttemptCarriage | None = None,
 ) -> VerifiedCheckpoint | None:
     """Verify checkpoints, newest first, until one is whole; record it in the control Redis and in the log. None: the
-    job begins at its first step.
+    job begins at its first step. `carriage`: where the storage is not mounted, and has more of them.
 
     Raises:
         StartInterrupted: an order came meanwhile.
@@ -69,13 +73,15 @@ def choose_checkpoint(
         return None  # nothing was ever committed, or an earlier attempt could use nothing
     found, refused = None, None
     there = checkpoints.list_checkpoints(directories.kept)
+    if carriage is not None:
+        there = _merge_checkpoints(there, carriage.list_checkpoints())
     if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
         publisher.log_line(
             f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} does not exist any more"
         )
     for one in checkpoints.order_candidates(there, pointer):
         try:
-            found = _verify_checkpoint(one, pointer, lease, publisher)
+            found = _verify_checkpoint(one, pointer, lease, publisher, carriage)
         except OSError as error:
             log.exception("checkpoint_not_read", step=one.step, attempt=one.attempt)
             publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
@@ -93,7 +99,11 @@ def choose_checkpoint(
 
 
 def resume_script(
-    config: AttemptConfig, spec: JobSpec, lease: LeaseHolder, publisher: TelemetryPublisher
+    config: AttemptConfig,
+    spec: JobSpec,
+    lease: LeaseHolder,
+    publisher: TelemetryPublisher,
+    carriage: AttemptCarriage | None = None,
 ) -> CopiedCheckpoint | None:
     """Copy the newest whole checkpoint that a script has saved in its earlier attempts, and record it in the log and in
     the report. None: there is no checkpoint.
@@ -106,9 +116,15 @@ def resume_script(
     if not isinstance(spec.program, ScriptProgram) or config.attempt.number == 1:
         return None
     into = AttemptDirectory.of(config.state_dir, config.attempt).resume
-    take_over = partial(script_resume.copy_newest_checkpoint, config.storage, config.attempt, into)
+    storage = config.storage
     try:
+        if carriage is not None:
+            fetch = partial(carriage.fetch_script_checkpoints, config.attempt)
+            storage = _read_with_progress(fetch, "fetching the checkpoint of an earlier attempt", lease, publisher)
+        take_over = partial(script_resume.copy_newest_checkpoint, storage, config.attempt, into)
         search = _read_with_progress(take_over, "reading the checkpoint of an earlier attempt", lease, publisher)
+        if carriage is not None:
+            carriage.discard_fetched()
     except DamagedCheckpoint as error:  # a fault of the service, which is logged: the job starts all the same
         search = SearchResult(damaged=[str(error)])
     for why in search.damaged:
@@ -125,6 +141,12 @@ def resume_script(
     begins = f"this attempt resumed from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
     publisher.add_record(0, Note("resumed", begins))
     return replace(search.found, directory=Path(os.path.realpath(search.found.directory)))
+
+
+def _merge_checkpoints(here: list[StoredCheckpoint], carried: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
+    """The checkpoints that are here, or at the storage, newest first."""
+    every = {(one.step, one.attempt): one for one in (*carried, *here)}
+    return [every[key] for key in sorted(every, reverse=True)]
 
 
 def _read_pointer(lease: LeaseHolder) -> CheckpointPointer | None:
@@ -145,12 +167,19 @@ def _record_choice(lease: LeaseHolder, found: VerifiedCheckpoint | None) -> None
 
 
 def _verify_checkpoint(
-    one: StoredCheckpoint, pointer: CheckpointPointer, lease: LeaseHolder, publisher: TelemetryPublisher
+    one: StoredCheckpoint,
+    pointer: CheckpointPointer,
+    lease: LeaseHolder,
+    publisher: TelemetryPublisher,
+    carriage: AttemptCarriage | None,
 ) -> VerifiedCheckpoint | None:
     """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_read_with_progress` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
     verify = partial(checkpoints.verify_checkpoint, one.directory, pointer.sha256 if pointed else None)
     try:
+        if carriage is not None:
+            fetch = partial(carriage.fetch_checkpoint, one.directory)
+            _read_with_progress(fetch, f"fetching the checkpoint of step {one.step}", lease, publisher)
         return _read_with_progress(verify, f"verifying the checkpoint of step {one.step}", lease, publisher)
     except DamagedCheckpoint as error:
         log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))

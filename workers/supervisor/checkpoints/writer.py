@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -23,6 +23,7 @@ from jobs.files.checkpoints import VerifiedCheckpoint
 from jobs.model.spec import CheckpointPolicy, JobSpec, RecipeProgram
 from jobs.protocol.records import Saved
 from workers.runtime.launch import AttemptConfig
+from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints.assembly import (
     BarrierState,
     DraftSource,
@@ -35,6 +36,7 @@ from workers.supervisor.checkpoints.messages import CheckpointMessage, MessageQu
 from workers.supervisor.checkpoints.pointer import PointerCommitter
 from workers.supervisor.checkpoints.pruner import CheckpointPruner
 from workers.supervisor.checkpoints.takeover import TakeoverRefused, remove_if_there
+from workers.supervisor.ending.pending_end import PendingCheckpoint
 from workers.supervisor.lease import LeaseHolder
 
 log = structlog.get_logger(__name__)
@@ -96,13 +98,18 @@ class CheckpointWriter:
         dump_state: DumpState,
         resumed: VerifiedCheckpoint | None,
         others: Sequence[DraftSource] = (),
+        carriage: AttemptCarriage | None = None,
     ) -> None:
-        """`others` are where the ranks of other parts save."""
+        """`others` are where the ranks of other parts save. `carriage`: where the storage is not mounted."""
         step = resumed.manifest.step if resumed is not None else None
         self._config = config
         self._directories = directories
+        if carriage is not None:
+            others = [replace(one, drafts=carriage.drafts_elsewhere(one.drafts), uid=None) for one in others]
         self._sources = (source_of(config, directories.drafts), *others)
         self._dump_state = dump_state
+        self._carriage = carriage
+        self._is_full = False  # more is to be carried than may wait
         self._newest: Path | None = resumed.directory if resumed is not None else None
         self._last_step = step or 0  # the last one that was to be saved
         self._waiting: deque[BarrierState | SkippedStep] = deque()
@@ -110,7 +117,7 @@ class CheckpointWriter:
         self._changed = threading.Condition()
         self._messages = MessageQueue()
         self._pruner = CheckpointPruner(directories.kept, config.attempt.number, keep, step)
-        self._pointer = PointerCommitter(lease, self._pruner, self._messages)
+        self._pointer = PointerCommitter(lease, self._pruner, self._messages, carriage)
         self._thread = threading.Thread(target=self._run_writes, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -118,8 +125,19 @@ class CheckpointWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether another checkpoint can be taken now: the disk may be slow."""
-        return len(self._waiting) < MAX_WAITING
+        """Whether another checkpoint can be taken now: the disk may be slow, or have too much that is to be carried."""
+        return len(self._waiting) < MAX_WAITING and self._may_add_to_backlog()
+
+    def _may_add_to_backlog(self) -> bool:
+        if self._carriage is None or self._carriage.has_room:
+            self._is_full = False
+            return True
+        if not self._is_full:
+            self._is_full = True
+            self._messages.add_message(
+                "more than SHARDYARD_CARRY_BYTES is to be carried from here: training waits with its next checkpoint"
+            )
+        return False
 
     def write_checkpoint(self, saves: Sequence[Saved]) -> None:
         """All ranks wait at the barrier, and continue when this returns."""
@@ -140,6 +158,12 @@ class CheckpointWriter:
     def take_messages(self) -> list[CheckpointMessage]:
         """Messages for the job's log, each of them once."""
         return self._messages.take_all()
+
+    @property
+    def pending_checkpoint(self) -> PendingCheckpoint | None:
+        """The newest checkpoint that is on this node's disk alone, though its storage is elsewhere."""
+        newest = self._pointer.newest_pending if self._carriage is not None else None
+        return None if newest is None else PendingCheckpoint(newest.step, newest.manifest.epoch, newest.sha256)
 
     @property
     def final_directory(self) -> Path | None:
@@ -185,6 +209,7 @@ class CheckpointWriter:
     def _write_item(self, item: BarrierState | SkippedStep) -> None:
         try:
             if isinstance(item, BarrierState) and not self._pointer.is_lost:
+                self._fetch_drafts(item)
                 durable = assemble_checkpoint(self._config, self._directories, item, self._sources)
                 self._newest = durable.directory
                 self._pointer.add_checkpoint(durable)
@@ -196,4 +221,19 @@ class CheckpointWriter:
         finally:
             for source in self._sources:
                 remove_if_there(source.drafts / str(item.step))
+            self._remove_drafts(item.step)
             remove_if_there(part_directory(self._config, self._directories, item.step))
+
+    def _fetch_drafts(self, state: BarrierState) -> None:
+        """Bring what the ranks of other nodes have saved, where that is not mounted. Raises OSError."""
+        if self._carriage is None:
+            return
+        for source in self._sources[1:]:
+            files = [file for saved in state.saves if saved.rank in source.ranks for file in saved.files]
+            self._carriage.fetch_draft(source.drafts / str(state.step), files)
+
+    def _remove_drafts(self, step: int) -> None:
+        if self._carriage is None:
+            return
+        for source in self._sources[1:]:
+            self._carriage.remove_draft(source.drafts / str(step))

@@ -1,8 +1,9 @@
 """Saves the end of an attempt that the control Redis has not taken, and reports it later.
 
-The supervisor of an attempt may not wait for ever for a Redis that is away. It saves the end in a file of the attempt's
+The supervisor of an attempt may not wait for ever for a Redis that is away, or for a storage that the attempt's files
+are carried to. It saves the end in a file of the attempt's
 directory, where no rank's account can write. The node's agent, which finds the supervisor dead, reports it when Redis
-is back. Nothing of the attempt is lost then, however long that takes.
+is back, and the files are where they belong. Nothing of the attempt is lost then, however long that takes.
 """
 
 import os
@@ -22,6 +23,14 @@ from jobs.support.fs import sync_directory
 log = structlog.get_logger(__name__)
 
 
+class PendingCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that is on the node's disk, and not at the storage, where it would count."""
+
+    step: int
+    epoch: int
+    sha256: str  # of its manifest
+
+
 class PendingEnd(msgspec.Struct, frozen=True):
     """The arguments of `jobs.store:finish`. The layout grows at the end. `measured` is of the devices of the node that
     leads, and `measured_elsewhere`, by part, of those of the others."""
@@ -34,6 +43,7 @@ class PendingEnd(msgspec.Struct, frozen=True):
     backoff_seconds: float = 0.0
     measured: dict[int, DeviceMark] = {}
     measured_elsewhere: dict[int, dict[int, DeviceMark]] = {}
+    checkpoint: PendingCheckpoint | None = None
 
 
 def divide_marks(marks: AttemptMarks) -> tuple[dict[int, DeviceMark], dict[int, dict[int, DeviceMark]]]:
@@ -55,6 +65,14 @@ def save_pending_end(path: Path, end: PendingEnd) -> None:
         os.fsync(file.fileno())
     draft.rename(path)
     sync_directory(path.parent)
+
+
+def read_pending_end(path: Path) -> PendingEnd | None:
+    """The end that a supervisor has left; None where it has left none that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PendingEnd)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
 
 
 def report_pending_end(control: RedisStore, attempt: AttemptId, path: Path) -> None:

@@ -28,6 +28,7 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
 from workers.sandbox.box.box import Box
 from workers.sandbox.cgroup import read_record
 from workers.supervisor import descendants, main_thread_watch, working_dir
+from workers.supervisor.carriage import PART_FLUSH_SECONDS, AttemptCarriage
 from workers.supervisor.checkpoints import directories, script_resume
 from workers.supervisor.checkpoints.writer import checkpoint_settings
 from workers.supervisor.descendants import DescendantServer
@@ -71,15 +72,17 @@ class PartRun:
         box: Box | None,
         secrets: Mapping[str, str],
         telemetry_url: str,
+        carriage: AttemptCarriage | None = None,
     ) -> None:
         """`secrets` are values of environment variables, which go to the ranks and nowhere else. `telemetry_url`: of
-        the Redis that gets the logs."""
+        the Redis that gets the logs. `carriage`: where the storage is not mounted."""
         self._config = config
         self._lease = lease
         self._ranks = ranks
         self._box = box
         self._secrets = secrets
         self._telemetry_url = telemetry_url
+        self._carriage = carriage
         self._logs: PartLogs | None = None
         self._deadline = monotonic() + config.join_seconds
         self._link: Link | None = None
@@ -114,6 +117,8 @@ class PartRun:
         assert self._link is not None
         try:
             self._room = room = DiskRoom(self._config)
+            if self._carriage is not None:
+                self._carriage.fetch_bundle(self._config.spec.program.bundle)
             working = working_dir.prepare_working_directory(self._config, self._config.spec, self._box)
             drafts = self._make_drafts()
             if working is not None:
@@ -136,6 +141,8 @@ class PartRun:
         False: that is not known yet, and the node's agent gives them back."""
         if self._logs is not None:
             self._logs.seal()
+        if self._carriage is not None:
+            self._carriage.finish(PART_FLUSH_SECONDS)  # what is left is the agent's to carry
         if self._link is not None and self._relay is not None:
             self._relay.send(self._describe_sweep(len(survivors)))
             self._relay.await_end(END_SECONDS)
@@ -193,6 +200,8 @@ class PartRun:
         config = self._config
         resume = None
         if start.resume and drafts is not None:
+            if self._carriage is not None:
+                self._carriage.fetch_checkpoint(drafts.kept / start.resume)
             found = checkpoints.read_checkpoint(drafts.kept / start.resume, start.resume_sha256)
             if self._logs is not None:
                 self._logs.resume_from(found.manifest.step)
@@ -207,7 +216,12 @@ class PartRun:
         """A copy of the checkpoint that the leader's ranks resume from, too: the newest whole one of that attempt."""
         attempt, into = self._config.attempt, AttemptDirectory.of(self._config.state_dir, self._config.attempt).resume
         before = AttemptId(attempt.tenant, attempt.job, saved_by + 1)
-        search = script_resume.copy_newest_checkpoint(self._config.storage, before, into)
+        storage = self._config.storage
+        if self._carriage is not None:
+            storage = self._carriage.fetch_script_checkpoints(before)
+        search = script_resume.copy_newest_checkpoint(storage, before, into)
+        if self._carriage is not None:
+            self._carriage.discard_fetched()
         if search.found is None or search.found.attempt != saved_by:
             raise DamagedCheckpoint(f"the checkpoint of attempt {saved_by} cannot be read on node {self._config.node}")
         copied = Path(os.path.realpath(search.found.directory))

@@ -7,12 +7,14 @@ local now = now_us()
 local leased, placed = {}, {}
 for _, pool in ipairs(redis.call('SMEMBERS', keys.POOLS)) do leased[pool] = {} end
 for _, attempt_ref in ipairs(redis.call('SMEMBERS', keys.LEASES)) do
-  local ref = split_attempt_ref(attempt_ref)
-  local tenant = split_job_ref(ref)
-  local pool, devices, nodes, priority = unpack(redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes', 'priority'))
-  leased[pool], placed[pool] = leased[pool] or {}, placed[pool] or {}
-  placed[pool][attempt_ref] = priority
-  leased[pool][tenant] = (leased[pool][tenant] or 0) + devices * (nodes or 1)
+  local ref, number = split_attempt_ref(attempt_ref)
+  if redis.call('HEXISTS', keys.attempt(ref, number), 'carrying') == 0 then  -- else it has handed its devices back
+    local tenant = split_job_ref(ref)
+    local pool, devices, nodes, priority = unpack(redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes', 'priority'))
+    leased[pool], placed[pool] = leased[pool] or {}, placed[pool] or {}
+    placed[pool][attempt_ref] = priority
+    leased[pool][tenant] = (leased[pool][tenant] or 0) + devices * (nodes or 1)
+  end
 end
 
 -- The ranks of those tenants that have another one than before.

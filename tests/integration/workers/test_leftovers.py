@@ -1,0 +1,260 @@
+"""What a node's agent does with attempts whose supervisor is gone, and whose files are not all at the remote: a real
+Redis, and a directory in the place of the remote."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import store
+from jobs.files import paths
+from jobs.files.checkpoints import FORMAT, MANIFEST, CheckpointManifest, ManifestFile
+from jobs.model.settings import Settings
+from jobs.model.state import JobState, StateReason
+from jobs.storage.directory import DirectoryStorage
+from jobs.storage.remote import RemoteRefused, RemoteUnavailable
+from jobs.support import failpoints
+from tests.integration.store.invariants import violations
+from tests.integration.store.world import World
+from tests.support.servers.redis_server import running_redis
+from tests.support.unreliable_storage import UnreliableStorage
+from workers.carrier import journal
+from workers.carrier.journal import CarryJournal, carried_attempts
+from workers.node.attempt_reaper import AttemptReaper
+from workers.node.carrying import leftovers
+from workers.node.carrying.leftovers import LeftoverCarrier
+from workers.node.config import NodeConfig
+from workers.node.held_attempts import HeldAttempts
+from workers.runtime.launch import AttemptDirectory
+from workers.supervisor.ending.pending_end import PendingCheckpoint, PendingEnd, save_pending_end
+
+pytestmark = pytest.mark.integration
+
+AWAY = RemoteUnavailable("away")
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_redis(tmp_path_factory.mktemp("store")) as url:
+        yield url
+
+
+class Node(World):
+    """A node with one running attempt, whose supervisor has just left with files to carry."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__(url)
+        self.redis.flushall()
+        self.away = directory / "remote"
+        self.away.mkdir()
+        self.remote = UnreliableStorage(self.away)
+        where = Path(f"file://{self.away}")
+        settings = Settings(redis_url=url, storage=where, state_dir=directory, node="n1", beat_seconds=0.001)
+        self.config = NodeConfig(settings, ())
+        self.node(devices=1)
+        self.left = self.running()
+        self.directory = AttemptDirectory.of(self.config.state_dir, self.left)
+        self.files = paths.attempt_dir(self.config.storage, self.left.tenant, self.left.job, self.left.number)
+        self.files.mkdir(parents=True)
+        paths.report_file(self.files).write_bytes(b"{}")
+        CarryJournal.of(self.config.state_dir, self.left)
+        self.carrier = self.restarted()
+
+    def restarted(self) -> LeftoverCarrier:
+        """As another worker's."""
+        return LeftoverCarrier(self.config, self.store, lambda: (), self.remote)
+
+    def leave_end(
+        self, reason: StateReason = StateReason.COMPLETED, checkpoint: PendingCheckpoint | None = None
+    ) -> None:
+        """As a supervisor does for which the remote was away too long."""
+        assert self.run(store.hand_back(self.left, "c", "n1", {}))
+        self.directory.create()
+        save_pending_end(self.directory.pending_end, PendingEnd("c", reason, "", checkpoint=checkpoint))
+
+    def beats(self) -> int:
+        return int(self.redis.hget(f"sy:attempt:{self.left}", "beat") or 0)
+
+    def arrived(self) -> bytes | None:
+        attempt = paths.attempt_dir(self.away, self.left.tenant, self.left.job, self.left.number)
+        report = paths.report_file(attempt)
+        return report.read_bytes() if report.exists() else None
+
+    def is_cleared(self) -> bool:
+        waiting = list(carried_attempts(self.config.state_dir))
+        return not (waiting or self.files.exists() or self.directory.directory.exists())
+
+
+@pytest.fixture
+def node(server_url: str, tmp_path: Path) -> Iterator[Node]:
+    node = Node(server_url, tmp_path)
+    yield node
+    try:
+        assert violations(node.redis) == []
+    finally:
+        node.store.close()
+
+
+def test_an_end_is_told_when_its_files_have_arrived_and_not_before(node: Node) -> None:
+    node.leave_end()
+    node.remote.fault = AWAY
+    assert not node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.RUNNING
+    node.remote.fault = None
+    assert node.carrier.carry_round()
+    assert (node.state(node.left.job), node.arrived()) == (JobState.SUCCEEDED, b"{}")
+    assert node.is_cleared()
+
+
+def test_the_lease_is_renewed_while_the_remote_is_away(node: Node) -> None:
+    node.leave_end()
+    node.remote.fault = AWAY
+    before = node.beats()
+    node.carrier.carry_round()
+    node.carrier.renew_leases()
+    assert node.beats() == before + 1
+
+
+def test_another_worker_goes_on_after_a_restart(node: Node) -> None:
+    node.leave_end()
+    node.remote.fault = AWAY
+    node.carrier.carry_round()
+    node.remote.fault = None
+    assert node.restarted().carry_round()
+    assert node.state(node.left.job) is JobState.SUCCEEDED
+
+
+def test_a_worker_that_dies_before_it_tells_the_end_tells_it_after_its_restart(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.leave_end()
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse_failpoints("carry.complete:error"))
+    with pytest.raises(OSError, match="failpoint"):
+        node.carrier.carry_round()
+    assert (node.state(node.left.job), node.arrived()) == (JobState.RUNNING, b"{}")
+    monkeypatch.undo()
+    node.remote.calls.clear()
+    assert node.restarted().carry_round()
+    assert (node.state(node.left.job), node.remote.calls) == (JobState.SUCCEEDED, [])
+
+
+def test_the_checkpoint_that_came_last_is_pointed_to_before_the_end_is_told(node: Node) -> None:
+    """A drained job goes on from it elsewhere."""
+    body = b"weights"
+    files = {"rank-0.pt": ManifestFile(len(body), hashlib.sha256(body).hexdigest())}
+    manifest = CheckpointManifest(
+        format=FORMAT, step=20, epoch=0, attempt=1, world_size=1, strategy="single", files=files
+    )
+    directory = paths.checkpoint_dir(node.config.storage, node.left.tenant, node.left.job, 20, 1)
+    directory.mkdir(parents=True)
+    (directory / "rank-0.pt").write_bytes(body)
+    (directory / MANIFEST).write_bytes(manifest.encode())
+    sha256 = hashlib.sha256(manifest.encode()).hexdigest()
+    node.leave_end(StateReason.SERVICE_STOPPED, PendingCheckpoint(20, 0, sha256))
+    assert node.carrier.carry_round()
+    record = node.job(node.left.job)
+    assert record.state is JobState.QUEUED
+    assert record.checkpoint is not None
+    assert (record.checkpoint["step"], record.checkpoint["sha256"]) == (20, sha256)
+    away = DirectoryStorage(node.away)
+    assert away.size(str((directory / MANIFEST).relative_to(node.config.storage))) == len(manifest.encode())
+
+
+def test_what_a_living_supervisor_carries_is_left_to_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.leave_end()
+    monkeypatch.setattr(journal, "is_held", lambda *_: True)
+    assert node.carrier.carry_round()
+    assert (node.arrived(), node.state(node.left.job)) == (None, JobState.RUNNING)
+    monkeypatch.undo()
+    node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.SUCCEEDED
+
+
+def test_processes_that_were_not_swept_are_waited_for(node: Node) -> None:
+    """The supervisor was killed: its ranks may write still, until the reaper has proof that they are dead."""
+    node.directory.create()
+    node.carrier.carry_round()
+    assert node.arrived() is None
+    node.directory.remove()
+    node.carrier.carry_round()
+    assert node.arrived() == b"{}"
+    assert node.state(node.left.job) is JobState.RUNNING  # what becomes of it is the reaper's to say
+    assert node.finish(node.left)
+    assert node.release(node.left) == 1
+
+
+def test_a_supervisor_that_is_killed_while_it_carries_loses_its_attempt_at_once(node: Node) -> None:
+    """Its devices are free, so no heartbeat names the attempt; its files are carried after it."""
+    assert node.run(store.hand_back(node.left, "c", "n1", {}))
+    node.directory.create()
+    AttemptReaper(node.config, node.store, HeldAttempts()).reap_silent_attempts()
+    assert node.history(node.left.job)[0].reason is StateReason.SUPERVISOR_LOST
+    assert node.state(node.left.job) is JobState.QUEUED
+    node.carrier.carry_round()
+    assert node.arrived() == b"{}"
+    assert node.is_cleared()
+
+
+def test_a_cancelled_job_waits_for_no_remote(node: Node) -> None:
+    node.leave_end(StateReason.RANK_FAILED)
+    node.remote.fault = AWAY
+    node.run(store.cancel(node.left.tenant, node.left.job))
+    node.carrier.renew_leases()
+    node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.CANCELLED
+    node.remote.fault = None
+    node.carrier.carry_round()
+    assert node.arrived() == b"{}"
+
+
+def test_an_attempt_that_was_lost_all_the_same_keeps_the_end_that_it_has(node: Node) -> None:
+    node.leave_end()
+    node.reap(node.left, heartbeat=None)
+    node.carrier.renew_leases()
+    assert node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.QUEUED
+    assert node.arrived() == b"{}"
+    assert node.is_cleared()
+
+
+def test_a_success_whose_files_do_not_arrive_within_a_day_is_none(node: Node) -> None:
+    node.leave_end()
+    node.remote.fault = AWAY
+    long_ago = node.directory.pending_end.stat().st_mtime - leftovers.END_SECONDS - 1
+    os.utime(node.directory.pending_end, (long_ago, long_ago))
+    before = node.beats()
+    node.carrier.renew_leases()
+    assert node.beats() == before
+    node.carrier.carry_round()
+    assert node.history(node.left.job)[0].reason is StateReason.STORAGE_FAILED
+    assert node.files.exists()  # they are carried when the remote is back
+    node.remote.fault = None
+    node.carrier.carry_round()
+    assert node.arrived() == b"{}"
+
+
+def test_files_that_are_refused_for_good_go_at_last(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.remote.fault = RemoteRefused("the job was deleted")
+    assert node.finish(node.left)
+    assert node.release(node.left) == 1
+    node.carrier.carry_round()
+    assert node.files.exists()
+    monkeypatch.setattr(leftovers, "REFUSED_SECONDS", -1.0)
+    node.carrier.carry_round()
+    assert node.is_cleared()
+
+
+def test_checkpoints_stay_for_a_while_and_bundles_are_no_jobs(node: Node) -> None:
+    node.leave_end()
+    kept = paths.checkpoints_dir(node.config.storage, node.left.tenant, node.left.job)
+    kept.mkdir()
+    now = kept.parent.stat().st_mtime
+    node.carrier.clear_jobs(now + 10 * leftovers.JOB_SECONDS)
+    assert kept.exists()  # it has an attempt here
+    node.carrier.carry_round()
+    node.carrier.clear_jobs(now + leftovers.JOB_SECONDS / 2)
+    assert kept.exists()
+    node.carrier.clear_jobs(now + 10 * leftovers.JOB_SECONDS)
+    assert not kept.parent.exists()

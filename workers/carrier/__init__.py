@@ -1,0 +1,1 @@
+"""Carries the files of attempts to a storage that is not mounted on their node."""

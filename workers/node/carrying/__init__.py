@@ -1,0 +1,1 @@
+"""What the node's agent does where the storage is not mounted."""
