@@ -13,7 +13,7 @@ TRAINING = {"torch", "numpy", "scikit-learn"}
 
 
 #: Extras that both images have: a container cannot install one.
-EXTRAS = ("server", "otel")
+EXTRAS = ("server", "otel", "s3")
 
 
 def _list_requirements(project: dict[str, Any]) -> list[str]:

@@ -4,8 +4,10 @@
     jobs/<tenant>/<job>/checkpoints/...   read while the node holds an attempt of the job; changed while that lives
     jobs/<tenant>/<job>/<other>/artifacts/[.]checkpoints/...   read in the same time: scripts go on from these
     bundles/<tenant>/<hex>.<nonce>.zip    read while the node holds an attempt of a job that names the bundle
+    .shardyard-storage                    read by every node, to know that it talks to its own service
 
-Nothing else exists for a node. What Redis says is remembered for a moment; a refusal is always fresh.
+A node that has handed its devices back and still brings the files of an attempt holds that attempt. Nothing else
+exists for a node. What Redis says is remembered for a moment; a refusal is always fresh.
 """
 
 import re
@@ -16,12 +18,13 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
 from api.schemas.requests import TENANT_PATTERN
+from jobs.files.identity import NONCE_FILE
 from jobs.model.records import AttemptRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId
 from jobs.store.call import Call
 from jobs.store.client import AsyncRedisStore
-from jobs.store.placement import HeldAttempt, read_attempt, read_held_attempts
+from jobs.store.placement import HeldAttempt, read_attempt, read_attempt_number, read_held_attempts
 from shardyard.contract.errors import Forbidden
 
 T = TypeVar("T")
@@ -31,7 +34,7 @@ T = TypeVar("T")
 HAND_OVER_SECONDS = 86_400.0
 CACHE_SECONDS, MAX_CACHED = 2.0, 4096
 _TENANT = re.compile(TENANT_PATTERN)
-_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_JOB = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}")
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 _CHECKPOINT = re.compile(r"\d{12}-([1-9]\d{0,8})")
 _SAVED_BY_SCRIPTS = (("artifacts", "checkpoints"), ("artifacts", ".checkpoints"))
@@ -69,10 +72,14 @@ class NodeRights:
         """
         await self._require(node, path, self._may_remove)
 
-    async def may_read_bundle(self, node: str, path: PurePosixPath) -> bool:
-        """Whether a file is a bundle that an attempt of the node needs."""
-        held = await self._held(node, fresh=False)
-        return any(_is_bundle_of(one, path) for one in held)
+    async def choose_bundles(self, node: str, paths: list[str]) -> list[str]:
+        """Of these files, the bundles that attempts of the node need now: a job that has just begun is among them.
+
+        Raises:
+            Unavailable: the control Redis does not answer.
+        """
+        held = await self._held(node, fresh=True)
+        return [path for path in paths if any(_is_bundle_of(one, PurePosixPath(path)) for one in held)]
 
     async def _require(self, node: str, path: PurePosixPath, may: Callable[..., Any]) -> None:
         if await may(node, path.parts, fresh=False) or await may(node, path.parts, fresh=True):
@@ -80,6 +87,8 @@ class NodeRights:
         raise Forbidden(f"node {node} has no attempt that {str(path)[:200]!r} belongs to")
 
     async def _may_read(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if parts == (NONCE_FILE,):
+            return True
         if parts[0] == "bundles":
             held = await self._held(node, fresh=fresh)
             path = PurePosixPath(*parts)
@@ -111,12 +120,7 @@ class NodeRights:
             return await self._has_attempt(node, _attempt_of(parts), fresh=fresh)
         if parts[3] != "checkpoints" or not _CHECKPOINT.fullmatch(parts[4]):
             return False
-        for attempt, _ in await self._held(node, fresh=fresh):
-            if (attempt.tenant, attempt.job) == parts[1:3] and await self._has_attempt(
-                node, attempt, fresh=fresh, alive=True
-            ):
-                return True
-        return False
+        return await self._has_newest(node, parts, fresh=fresh)
 
     async def _has_attempt(self, node: str, attempt: AttemptId, *, fresh: bool, alive: bool = False) -> bool:
         """Whether a node has a part of an attempt, or had it lately. `alive`: the attempt has not ended."""
@@ -130,7 +134,15 @@ class NodeRights:
 
     async def _holds_job(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
         held = await self._held(node, fresh=fresh)
-        return any((one.attempt.tenant, one.attempt.job) == parts[1:3] for one in held)
+        if any((one.attempt.tenant, one.attempt.job) == parts[1:3] for one in held):
+            return True
+        return await self._has_newest(node, parts, fresh=fresh)
+
+    async def _has_newest(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        """Whether a node has a part of the newest attempt of a job, and that has not ended."""
+        tenant, job = parts[1:3]
+        number = await self._read(("job", tenant, job), read_attempt_number(tenant, job), fresh=fresh)
+        return await self._has_attempt(node, AttemptId(tenant, job, number), fresh=fresh, alive=True)
 
     async def _held(self, node: str, *, fresh: bool) -> tuple[HeldAttempt, ...]:
         return await self._read(("held", node), read_held_attempts(node), fresh=fresh)

@@ -194,7 +194,7 @@ class NodeFileService:
             found, more = await self._run(partial(file_tree.list_files, self._files, prefix, after, MAX_LISTED))
             following = found[-1] if more else None
             if checked.parts[0] == "bundles":
-                found = [one for one in found if await self._rights.may_read_bundle(who.node, PurePosixPath(one))]
+                found = await self._rights.choose_bundles(who.node, found)
             return NodeFileList(files=found, next=following)
 
     @contextmanager

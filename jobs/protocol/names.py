@@ -49,6 +49,10 @@ def quarantine_key(node: str) -> str:
     return f"{PREFIX}quarantine:{node}"
 
 
+def job_key(ref: str) -> str:
+    return f"{PREFIX}job:{ref}"
+
+
 def attempt_key(ref: str) -> str:
     return f"{PREFIX}attempt:{ref}"
 

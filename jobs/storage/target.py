@@ -16,6 +16,8 @@ from jobs.storage.remote import RemoteStorage
 if TYPE_CHECKING:
     from jobs.model.settings import Settings
 
+#: How long a call to the service is repeated: who carries tries again by itself, and has other things to do meanwhile.
+CALL_SECONDS = 10.0
 #: Lower-case letters, digits, dots and hyphens, as S3 has them.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 #: A setting that is a path has one slash where an URL has two.
@@ -107,7 +109,7 @@ def open_remote(target: StorageTarget, url: str, token: str, authority: Path | N
                 raise ValueError(f"SHARDYARD_STORAGE is `service`, which needs {' and '.join(missing)}")
             from jobs.storage.service import ServiceStorage  # httpx, and below obstore, are for whoever has chosen them
 
-            return ServiceStorage(url, token, authority)
+            return ServiceStorage(url, token, authority, call_seconds=CALL_SECONDS)
         case StorageKind.OBJECTS:
             from jobs.storage.objects import ObjectStorage
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jobs.model.records import AttemptRecord
-from jobs.protocol.names import attempt_key
+from jobs.protocol.names import attempt_key, job_key, job_ref
 from jobs.store.attempts import AttemptId
 from jobs.store.call import Call, call_function, read_hash
 
@@ -24,6 +24,11 @@ def read_held_attempts(node: str) -> Call[tuple[HeldAttempt, ...]]:
         return tuple(HeldAttempt(AttemptId.parse(ref.decode()), bundle.decode()) for ref, bundle in reply)
 
     return call_function("read_held_attempts", decode, node=node)
+
+
+def read_attempt_number(tenant: str, job: str) -> Call[int]:
+    """The number of the newest attempt of a job; 0 where there is none."""
+    return Call(("HGET", job_key(job_ref(tenant, job)), "attempt"), lambda reply: int(reply or 0))
 
 
 def read_attempt(attempt: AttemptId) -> Call[AttemptRecord | None]:

@@ -44,7 +44,7 @@ def configure_logging(level: str, libraries: str = "") -> None:
     root.handlers = [handler]
     _set_level(root, LEVELS[libraries or level])
     if root.level < logging.WARNING:
-        for chatty in ("kombu", "celery", "amqp", "asyncio"):
+        for chatty in ("kombu", "celery", "amqp", "asyncio", "httpx", "httpcore"):
             _set_level(logging.getLogger(chatty), logging.WARNING)
 
 
