@@ -367,8 +367,12 @@ class Service:
 
     def steps_done(self, job: str, number: int = 1) -> int:
         """How many steps the first device's log has heard of (`talks`)."""
-        page = read_page(paths.log_file(self.files(job, number), 0), limit=100_000)
-        return sum(line.text.startswith(b"step ") for line in page.lines)
+        path, steps, before, after = paths.log_file(self.files(job, number), 0), 0, -1, 0
+        while after > before:
+            page = read_page(path, after, limit=100_000)
+            steps += sum(line.text.startswith(b"step ") for line in page.lines)
+            before, after = after, page.next
+        return steps
 
     def files(self, job: str, number: int = 1) -> Path:
         return paths.attempt_dir(self.storage, TENANT, job, number)
