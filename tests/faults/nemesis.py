@@ -47,8 +47,8 @@ SETTLE_SECONDS = 40.0
 #: Until webhooks have arrived: one that the receiver refused a few times waits a minute, and more after a kill.
 TOLD_SECONDS = 240.0
 HANDS = 2
-#: Settings of a site that may send webhooks to this machine.
-FOR_WEBHOOKS = {"webhook_networks": "127.0.0.0/8"}
+#: Where a site may send webhooks: this machine.
+RECEIVERS = "127.0.0.0/8"
 #: How long a deed waits for an attempt that it could be done to, and then for it to get somewhere.
 VICTIM_SECONDS, VICTIM_AGE_SECONDS = 6.0, 0.3
 COMMANDS = (
@@ -474,7 +474,7 @@ def main() -> int:
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}, {chosen.seconds:g} s, {chosen.jobs} jobs", flush=True)
     directory = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    with running_site(directory, through="127.0.0.1", lease_seconds=LEASE, **FOR_WEBHOOKS) as site:
+    with running_site(directory, through="127.0.0.1", lease_seconds=LEASE, webhook_networks=RECEIVERS) as site:
         broken = wage(site, chosen.seed, chosen.seconds, chosen.jobs)
     for words in broken:
         print("BROKEN", words)

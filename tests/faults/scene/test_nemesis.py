@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import host_nemesis
-from tests.faults.nemesis import FOR_WEBHOOKS, LEASE, wage
+from tests.faults.nemesis import LEASE, RECEIVERS, wage
 from tests.faults.scene.host_service import service_over_hosts
 from tests.faults.scene.machine import need
 from tests.faults.scene.site import running_site
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [3])
 def test_row_30_a_seeded_nemesis_breaks_no_invariant(tmp_path: Path, seed: int) -> None:
-    with running_site(tmp_path, through="127.0.0.1", lease_seconds=LEASE, **FOR_WEBHOOKS) as site:
+    with running_site(tmp_path, through="127.0.0.1", lease_seconds=LEASE, webhook_networks=RECEIVERS) as site:
         assert wage(site, seed, seconds=60, jobs=40) == []
 
 

@@ -339,7 +339,7 @@ def test_the_client_knows_every_event_of_the_service() -> None:
 # -- answers --------------------------------------------------------------------------------------
 
 #: Routes for others than programs: monitoring, browsers, the document of the API itself.
-NOT_FOR_PROGRAMS = ("/metrics", "/openapi.json", "/docs", "/healthz", "/v1/me", "/v1/sign-")
+NOT_FOR_PROGRAMS = ("/metrics", "/openapi.json", "/docs", "/healthz", "/v1/me", "/v1/sign-", "/v1/node/")
 
 
 def test_every_route_of_the_api_has_a_call() -> None:
