@@ -16,6 +16,7 @@ submits, twenty times a second in turn.
 
 import http.client
 import json
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -115,10 +116,22 @@ def _greed(running: Service, token: str, jobs: int) -> Iterator[None]:
     if not jobs:
         yield
         return
-    stop = threading.Event()
     spec = json.dumps(linear_spec("single", 1)).encode()
     with Connection(running.url, token) as to:
         last = [to.post("/v1/jobs", spec)["id"] for _ in range(jobs)][-1]
+    # In a process of its own: what waits for this process's lock would count as the service's.
+    process = multiprocessing.get_context("fork").Process(target=_be_greedy, args=(running, token, last), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _be_greedy(running: Service, token: str, last: str) -> None:
+    """Ask for all there is until this process is killed. `last`: the id of a job."""
+    spec = json.dumps(linear_spec("single", 1)).encode()
     plan = json.dumps(linear_spec("dp", 1024)).encode()
     kinds: Sequence[tuple[int, Kind]] = (
         (CLIENTS, lambda to: to.post("/v1/jobs", spec)),
@@ -129,43 +142,40 @@ def _greed(running: Service, token: str, jobs: int) -> Iterator[None]:
         (OPEN_REQUESTS, lambda to: to.get(f"/v1/jobs/{last}?wait=30")),
     )
     threads = [
-        threading.Thread(target=_ask_again, args=(running, token, kind, stop), daemon=True)
+        threading.Thread(target=_ask_again, args=(running, token, kind))
         for clients, kind in kinds
         for _ in range(clients)
     ]
     threads += [
-        threading.Thread(target=_follow, args=(running, token, f"/v1/jobs/{last}/events", stop), daemon=True)
-        for _ in range(OPEN_REQUESTS)
+        threading.Thread(target=_follow, args=(running, token, f"/v1/jobs/{last}/events")) for _ in range(OPEN_REQUESTS)
     ]
     for thread in threads:
         thread.start()
-    try:
-        yield
-    finally:
-        stop.set()  # long polls and streams end with the service
+    for thread in threads:
+        thread.join()
 
 
-def _ask_again(running: Service, token: str, kind: Kind, stop: threading.Event) -> None:
-    while not stop.is_set():
+def _ask_again(running: Service, token: str, kind: Kind) -> None:
+    while True:
         try:
             with Connection(running.url, token) as to:
-                while not stop.is_set():
+                while True:
                     kind(to)
         except (RuntimeError, OSError, http.client.HTTPException):
-            stop.wait(REFUSED_SECONDS)  # more than it may have, or the service is gone
+            time.sleep(REFUSED_SECONDS)  # more than it may have, or the service is gone
 
 
-def _follow(running: Service, token: str, path: str, stop: threading.Event) -> None:
+def _follow(running: Service, token: str, path: str) -> None:
     place = urlsplit(running.url)
-    while not stop.is_set():
+    while True:
         stream = http.client.HTTPConnection(place.hostname or "", place.port, timeout=MEASURE_SECONDS)
         try:
             stream.request("GET", path, headers={"Authorization": f"Bearer {token}"})
             answer = stream.getresponse()
-            while not stop.is_set() and answer.read1(4096):
+            while answer.read1(4096):
                 pass
         except (OSError, http.client.HTTPException):
             pass
         finally:
             stream.close()
-        stop.wait(REFUSED_SECONDS)
+        time.sleep(REFUSED_SECONDS)
