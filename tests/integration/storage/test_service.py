@@ -60,7 +60,11 @@ class CuttingProxy:
         with suppress(OSError):
             while True:
                 client, _ = self._server.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # one that fails ends no other
+                    client.close()
+                    continue
                 self._ends += (client, server)
                 way, cut = self._cuts.pop(0) if self._cuts else ("", 0)
                 for name, source, target in (("up", client, server), ("down", server, client)):
