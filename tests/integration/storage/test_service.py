@@ -4,6 +4,7 @@ import os
 import random
 import socket
 import ssl
+import struct
 import threading
 import time
 import uuid
@@ -67,9 +68,21 @@ class CuttingProxy:
                     continue
                 self._ends += (client, server)
                 way, cut = self._cuts.pop(0) if self._cuts else ("", 0)
-                for name, source, target in (("up", client, server), ("down", server, client)):
-                    limit = cut if name == way else None
-                    self._start(self._copy, source, target, limit, name)
+                self._start(self._pass_on, client, server, way, cut)
+
+    def _pass_on(self, client: socket.socket, server: socket.socket, way: str, cut: int) -> None:
+        pair = (("up", client, server), ("down", server, client))
+        copiers = [
+            threading.Thread(target=self._copy, args=(source, target, cut if name == way else None, name), daemon=True)
+            for name, source, target in pair
+        ]
+        for copier in copiers:
+            copier.start()
+        for copier in copiers:
+            copier.join()
+        for end in (client, server):  # one that was only shut down takes what comes until its buffer is full
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
 
     def _copy(self, source: socket.socket, target: socket.socket, limit: int | None, name: str) -> None:
         with suppress(OSError):
