@@ -8,13 +8,13 @@ finding is gone from its plan and the run still has a batch.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.splits.norm_problems import NormFacts, one_row_problem, small_shard_problem
-from jobs.splits.plan import epoch_steps, predict_splits, sampler_rows
+from jobs.splits.plan import Rows, epoch_steps, predict_splits, sampler_rows
 from jobs.splits.problems import SplitProblem
 from jobs.splits.row_weights import weigh_rows
 from shardyard.contract.report import Finding, Pattern, Severity, describe_rows
@@ -94,17 +94,13 @@ def _adds_up_losses(spec: JobSpec) -> bool:
     return loss is not None and loss.args.get("reduction") == "sum"
 
 
-_Split = list[tuple[Pattern, tuple[int, ...]]]
+_Split = list[tuple[Pattern, Rows]]
 
 
 def _countable_patterns(patterns: Sequence[Pattern]) -> _Split:
     """The patterns of the main phase, with the rows of each device where all of these are known."""
-    known = [(pattern, tuple(count for count in pattern.rows or () if count is not None)) for pattern in patterns]
-    return [
-        (pattern, counts)
-        for pattern, counts in known
-        if pattern.phase != "eval" and any(counts) and len(counts) == len(pattern.rows or ())
-    ]
+    main = [(pattern, tuple(pattern.rows or ())) for pattern in patterns if pattern.phase != "eval"]
+    return [(pattern, cast(Rows, counts)) for pattern, counts in main if None not in counts and any(counts)]
 
 
 def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:

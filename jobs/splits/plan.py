@@ -58,8 +58,12 @@ def chunk_rows(rows: int, devices: int) -> Rows:
     """
     if rows < 0 or devices < 1:
         raise ValueError(f"cannot divide {rows} rows among {devices} devices")
+    if not rows:
+        return (0,) * devices
     size = _divide_up(rows, devices)
-    return tuple(max(0, min(size, rows - device * size)) for device in range(devices))
+    full, rest = divmod(rows, size)
+    used = (size,) * full + (rest,) * bool(rest)
+    return used + (0,) * (devices - len(used))
 
 
 def sampler_rows(rows: int, ranks: int, drop_last: bool) -> int:
@@ -69,7 +73,8 @@ def sampler_rows(rows: int, ranks: int, drop_last: bool) -> int:
 
 def strided_rows(rows: int, ranks: int) -> Rows:
     """Rows of each rank when rank r takes every `ranks`-th row from row r on, without padding."""
-    return tuple(max(0, _divide_up(rows - rank, ranks)) for rank in range(ranks))
+    each, more = divmod(rows, ranks)
+    return (each + 1,) * more + (each,) * (ranks - more)
 
 
 def loader_batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
@@ -82,6 +87,8 @@ def loader_batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[in
 def accumulate_batches(runs: Sequence[Run], size: int) -> list[Run]:
     """Splits of single batches, in order, as the splits of steps that read `size` batches each, added up device by
     device. The last step reads what is left."""
+    if size == 1:
+        return list(runs)
     steps: list[Run] = []
     open_rows, missing = (0,) * (len(runs[0][0]) if runs else 0), size
     for rows, count in runs:

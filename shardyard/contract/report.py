@@ -10,6 +10,7 @@ a name ends in `_ms`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Literal
 
 import msgspec
@@ -312,10 +313,7 @@ def describe_rows(rows: Sequence[int | None]) -> str:
     """Rows of a split for a sentence: "4, 4, 2", or "7 x 4, 2" where a list would be long."""
     if len(rows) <= 8:
         return ", ".join("?" if count is None else str(count) for count in rows)
-    groups: list[tuple[int | None, int]] = []
-    for count in rows:
-        times = groups.pop()[1] + 1 if groups and groups[-1][0] == count else 1
-        groups.append((count, times))
+    groups = [(count, len(list(equal))) for count, equal in groupby(rows)]
     return ", ".join(
         f"{times} x {'?' if count is None else count}" if times > 1 else describe_rows([count])
         for count, times in groups
