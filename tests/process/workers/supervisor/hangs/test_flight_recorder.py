@@ -17,10 +17,15 @@ ONE_IS_MISSING = f"""
 import os, sys, time, torch, torch.distributed as dist
 from pathlib import Path
 from jobs.protocol.packets import encode_packet
-from workers.runtime.collectives import report_calls
+from workers.runtime.collectives import read_calls, report_calls
 rank = 0 if (child := os.fork()) else 1
 dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
 dist.all_reduce(torch.ones(4))
+# A thread of gloo notes that a call is over, a moment after the call has returned.
+deadline = time.monotonic() + 60
+while read_calls()[0].pending is not None:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
 if rank == 0:
     work = dist.all_reduce(torch.ones(6), async_op=True)
 report_calls(lambda record: Path(f"calls-{{rank}}").write_bytes(encode_packet([record])))
@@ -61,7 +66,7 @@ def test_dumps_of_the_recorder_name_it_too_and_the_line(left_behind: Path) -> No
     hang = find_hang(read_dumps(left_behind), str(left_behind))
     assert hang is not None
     assert hang.message.startswith(WAITS_FOR_ONE)
-    assert "(train.py, line 10, in <module>), which rank 1 has not called" in hang.message
+    assert "(train.py, line 15, in <module>), which rank 1 has not called" in hang.message
 
 
 BOMBS = {
