@@ -61,6 +61,7 @@ from api.http.middleware import (
 )
 from api.http.prometheus import ProcessMetrics
 from api.http.rate_limits import RateLimiter
+from api.http.request_turns import RequestTurns
 from api.jobs import explain_routes
 from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
@@ -217,6 +218,7 @@ async def _lifespan(
     sender = WebhookSender(control, channels)
     app.state.authenticator = authenticator
     app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
+    app.state.request_turns = RequestTurns()
     app.state.services = {type(service): service for service in services}
     sign_on = SingleSignOnService(control, authenticator, app.state.services[TokenService], single_sign_on)
     app.state.services[SingleSignOnService] = sign_on

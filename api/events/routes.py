@@ -11,6 +11,7 @@ from api.events.service import EventService, parse_wanted
 from api.http.deps import Caller, JobId, LogStreamNames, authenticate, service_of
 from api.http.operation_docs import content_of, describe
 from api.http.protocol import watch_client
+from api.http.request_turns import end_turn
 from shardyard.contract.stream_events import EventName
 
 ServiceDep = Annotated[EventService, Depends(service_of(EventService))]
@@ -101,4 +102,5 @@ async def service_events(
 def _stream(request: Request, events: AsyncIterator[bytes]) -> EventStream:
     """The answer of a stream; it notices a client that disconnects silently."""
     watch_client(request.scope)
+    end_turn(request.scope)
     return EventStream(events, headers=HEADERS)

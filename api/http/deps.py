@@ -12,6 +12,7 @@ from api.http.audit_log import AuditLog
 from api.http.auth import SAFE, Authenticator, Principal, is_public
 from api.http.middleware import RATE_LIMIT_FIELDS
 from api.http.rate_limits import RateLimiter
+from api.http.request_turns import RequestTurns
 from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
 from jobs.model.trace_context import TraceContext, parse_traceparent
@@ -50,7 +51,11 @@ async def authenticate(request: Request) -> None:
         if fields is None:
             fields = await limiter.count_request(principal.tenant, principal.token)
         request.scope[RATE_LIMIT_FIELDS] = fields
-    current_tenant.set(f"node/{principal.node}" if principal.node else principal.tenant)
+    tenant = f"node/{principal.node}" if principal.node else principal.tenant
+    current_tenant.set(tenant)
+    if not brings_files:
+        turns: RequestTurns = request.app.state.request_turns
+        await turns.take_turn(tenant, request.scope)
     request.state.authenticate_header = principal
     if not brings_files:
         principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)

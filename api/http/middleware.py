@@ -15,6 +15,7 @@ from api.http import problems
 from api.http.problems import BadHost, BodyTimeout, HeadersTooLarge
 from api.http.prometheus import ProcessMetrics
 from api.http.protocol import is_request_complete, send_whole_answer
+from api.http.request_turns import end_turn
 from jobs.model.settings import Settings
 from shardyard.contract.errors import BodyTooLarge, ShardyardError
 
@@ -120,6 +121,7 @@ class RequestLimitsMiddleware:
             # A body that is here as a whole is not waited for.
             await app(scope, _limit_body(receive, body, timed=not is_request_complete(scope)), answered)
         finally:
+            end_turn(scope)
             route = getattr(scope.get("route"), "path", "other")
             self._monitoring.observe_request(scope["method"], route, status, time.perf_counter() - started)
 

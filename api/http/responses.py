@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from fastapi import Request, Response
 
+from api.http.request_turns import end_turn
+
 T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
@@ -64,6 +66,7 @@ def matches_tag(request: Request, tag: str) -> bool:
 
 async def wait_while_connected(request: Request, answer: Awaitable[T]) -> T | None:
     """The answer, or None as soon as the client has hung up: what it waited for is then let go."""
+    end_turn(request.scope)
     waited, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
