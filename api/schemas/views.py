@@ -82,10 +82,6 @@ def listed_job(job: JobRow, queue: QueueView | None, progress: Progress | None, 
     )
 
 
-#: Why a job that waits is in no queue.
-_OUT_OF_QUEUE = frozenset({StateReason.BACKING_OFF, StateReason.WAITING_FOR_QUOTA})
-
-
 def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
     return None if queue is None or job.reason in OUT_OF_QUEUE else queue.ahead + 1
 

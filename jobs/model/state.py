@@ -122,8 +122,10 @@ STATE_OF: dict[StateReason, JobState] = {
 }
 
 
-#: Of queued jobs that are in no queue: nothing but themselves keeps them from starting.
-OUT_OF_QUEUE = frozenset({StateReason.BACKING_OFF, StateReason.WAITING_FOR_TIME, StateReason.SUSPENDED})
+#: Of queued jobs that are in no queue: no other tenant's job, and no want of devices, keeps them from starting.
+OUT_OF_QUEUE = frozenset(
+    {StateReason.BACKING_OFF, StateReason.WAITING_FOR_TIME, StateReason.WAITING_FOR_QUOTA, StateReason.SUSPENDED}
+)
 
 
 class AttemptState(StrEnum):

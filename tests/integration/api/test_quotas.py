@@ -50,6 +50,19 @@ async def test_a_token_is_made_with_a_quota_which_goes_with_it(api: Api) -> None
     assert (await api.client.get(path)).status_code == 404
 
 
+async def test_a_job_that_waits_for_a_quota_is_in_no_queue(api: Api) -> None:
+    api.node()
+    assert (await api.client.put("/v1/quotas/default", json={"running": 1})).status_code == 200
+    first, second = await api.submit(), await api.submit()
+    assert {job: (await api.get(f"/v1/jobs/{job}"))["state"] for job in (first, second)} == {
+        first: "starting",
+        second: "queued",
+    }
+    waiting = await api.get(f"/v1/jobs/{second}")
+    assert (waiting["reason"]["code"], waiting["queue_position"]) == ("waiting_for_quota", None)
+    assert "ahead" not in waiting["reason"]["message"]
+
+
 async def test_files_of_jobs_count_until_the_jobs_are_deleted(api: Api, settings: Settings) -> None:
     api.node()
     assert (await api.client.put("/v1/quotas/default", json={"file_bytes": 100_000})).status_code == 200
