@@ -121,11 +121,15 @@ class AttemptDirectory:
         self.fetched = directory / "fetched"  # what earlier attempts have saved, from a storage that is not mounted
         self.temporary = directory / "temporary"  # holds the path of the directory for temporary files, elsewhere
         self.disk_ledger = directory / "disks.json"  # what it has on its disks, and whether it must end for that
-        self.sampled_ranks = directory / "ranks.json"  # which process drives which devices, for the node's samples
 
     @classmethod
     def of(cls, state_dir: Path, attempt: AttemptId) -> "AttemptDirectory":
         return cls(state_dir / "attempts" / f"{attempt.tenant}.{attempt.job}.{attempt.number}")
+
+    @property
+    def sampled_ranks(self) -> Path:
+        """Which process drives which devices, for the node's samples of its hardware."""
+        return self.directory / "ranks.json"
 
     @property
     def hardware(self) -> Path:

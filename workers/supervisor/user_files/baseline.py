@@ -13,7 +13,7 @@ from jobs.model.spec import JobSpec, ScriptProgram
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 
 
-class FileStamp(NamedTuple):
+class BundledFileStamp(NamedTuple):
     """What is compared of a file: whoever changes its contents changes one of these."""
 
     bytes: int
@@ -25,7 +25,7 @@ class Baseline(msgspec.Struct, frozen=True):
     """The files of the bundle by their paths, the patterns of `program.keep`, the limit of the job in bytes, and whom
     the files belong to (None: to the service itself). The layout grows at the end."""
 
-    files: dict[str, FileStamp]
+    files: dict[str, BundledFileStamp]
     keep: tuple[str, ...] | None
     limit: int
     uid: int | None
@@ -61,6 +61,6 @@ def read_baseline(directory: AttemptDirectory) -> Baseline | None:
         return None
 
 
-def _stamp_file(directory: AttemptDirectory, path: str) -> FileStamp:
+def _stamp_file(directory: AttemptDirectory, path: str) -> BundledFileStamp:
     found = (directory.work / path).lstat()
-    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino)
+    return BundledFileStamp(found.st_size, found.st_mtime_ns, found.st_ino)

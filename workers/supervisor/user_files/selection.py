@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from jobs.model.file_patterns import compile_patterns
-from workers.supervisor.user_files.baseline import Baseline, FileStamp
+from workers.supervisor.user_files.baseline import Baseline, BundledFileStamp
 from workers.supervisor.user_files.left_out import (
     MAX_DEPTH,
     MAX_ENTRIES,
@@ -102,7 +102,7 @@ class FileFinder:
 
     def _is_changed(self, found: FoundFile, status: os.stat_result) -> bool:
         """Whether a file is new, or not as the bundle had it, and the user wants such files."""
-        stamp = FileStamp(found.bytes, found.mtime_ns, status.st_ino)
+        stamp = BundledFileStamp(found.bytes, found.mtime_ns, status.st_ino)
         if self._baseline.files.get(found.path) == stamp:
             return False
         return self._is_wanted is None or self._is_wanted(found.path)
