@@ -31,24 +31,30 @@ export function LogPane(props: Props) {
   const list = useRef<HTMLOListElement>(null);
   const follows = useRef(true);
   const busy = useRef(false);
+  const visits = useRef(0);
   const known = useRef(held);
   known.current = held;
 
-  /** One read at a time: what a scroll asks for while another is on its way is asked for by the next scroll. */
+  /** One read at a time: what a scroll asks for while another is on its way is asked for by the next scroll. What was
+   * asked for before somebody went elsewhere is not shown any more. */
   const put = async (found: Promise<Lines>, after?: () => void) => {
     if (busy.current) return;
     busy.current = true;
+    const visited = visits.current;
     try {
-      setHeld((known.current = await found));
+      const lines = await found;
+      if (visited !== visits.current) return;
+      setHeld((known.current = lines));
       after?.();
     } catch (error) {
-      setWords(error instanceof Error ? error.message : String(error));
+      if (visited === visits.current) setWords(error instanceof Error ? error.message : String(error));
     } finally {
-      busy.current = false;
+      if (visited === visits.current) busy.current = false;
     }
   };
   const visit = async (wanted: Target) => {
     setWords("");
+    visits.current += 1;
     busy.current = false;
     if (wanted.to === "end") {
       follows.current = true;
@@ -59,7 +65,9 @@ export function LogPane(props: Props) {
     follows.current = false;
     let seq = wanted.number;
     if (wanted.to === "step") {
+      const visited = visits.current;
       const found = await read(source, { from_step: wanted.number, limit: 1 }).catch(() => null);
+      if (visited !== visits.current) return;
       if (!found?.lines[0]) return setWords(`no line of step ${count(wanted.number)} or later`);
       seq = found.lines[0].seq;
     }
@@ -88,7 +96,7 @@ export function LogPane(props: Props) {
     const kept = anchor.current;
     const line = kept && node.querySelector<HTMLElement>(`[data-seq="${kept.seq}"]`);
     if (line) node.scrollTop += line.getBoundingClientRect().top - kept.top;
-    else if (follows.current) node.scrollTop = node.scrollHeight;
+    else if (follows.current && held.atEnd) node.scrollTop = node.scrollHeight;
     anchor.current = null;
   }, [held, search]);
   useLayoutEffect(() => {
@@ -107,9 +115,9 @@ export function LogPane(props: Props) {
       anchor.current = shown && line ? { seq: line.seq, top: shown.getBoundingClientRect().top } : null;
     };
     if (node.scrollTop < NEAR && !held.atStart && (held.lines[0]?.seq ?? 1) > 1) {
-      void put(earlier(source, held).then((found) => (keep(held.lines[0]), found)));
+      void put(earlier(source, held), () => keep(held.lines[0]));
     } else if (!held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - NEAR) {
-      void put(later(source, held).then((found) => (keep(held.lines.at(-1)), found)));
+      void put(later(source, held), () => keep(held.lines.at(-1)));
     }
   };
 
