@@ -5,6 +5,7 @@
     jobs/<tenant>/<job>/<other>/artifacts/[.]checkpoints/...   read in the same time: scripts go on from these
     bundles/<tenant>/<hex>.<nonce>.zip    read while the node holds an attempt of a job that names the bundle
     .shardyard-storage                    read by every node, to know that it talks to its own service
+    .node-checks/<node>/check             read and changed by the node, to see that it can; small
 
 A node that has handed its devices back and still brings the files of an attempt holds that attempt. Nothing else
 exists for a node. What Redis says is remembered for a moment; a refusal is always fresh.
@@ -19,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 from api.schemas.requests import TENANT_PATTERN
 from jobs.files.identity import NONCE_FILE
+from jobs.files.paths import node_check
 from jobs.model.records import AttemptRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId
@@ -87,7 +89,7 @@ class NodeRights:
         raise Forbidden(f"node {node} has no attempt that {str(path)[:200]!r} belongs to")
 
     async def _may_read(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
-        if parts == (NONCE_FILE,):
+        if parts == (NONCE_FILE,) or is_check(node, parts):
             return True
         if parts[0] == "bundles":
             held = await self._held(node, fresh=fresh)
@@ -103,6 +105,8 @@ class NodeRights:
         return saved and await self._holds_job(node, parts, fresh=fresh)
 
     async def _may_write(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if is_check(node, parts):
+            return True
         if not _is_of_job(parts, 5):
             return False
         if _NUMBER.fullmatch(parts[3]):
@@ -114,6 +118,8 @@ class NodeRights:
         return await self._has_attempt(node, attempt, fresh=fresh, alive=True)
 
     async def _may_remove(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if is_check(node, parts):
+            return True
         if not _is_of_job(parts, 5):
             return False
         if _NUMBER.fullmatch(parts[3]):
@@ -156,6 +162,11 @@ class NodeRights:
             if len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
         return cast(T, found)  # what a call of this key has returned
+
+
+def is_check(node: str, parts: tuple[str, ...]) -> bool:
+    """Whether this is the file that a node tries the storage with."""
+    return parts == PurePosixPath(node_check(node)).parts
 
 
 def _is_of_job(parts: tuple[str, ...], least: int) -> bool:

@@ -18,7 +18,8 @@ from api.http.auth import Principal
 from api.http.tenant_slots import TenantSlots
 from api.node_files import file_tree
 from api.node_files.file_tree import TooManyTransfers
-from api.node_files.rights import NodeRights
+from api.node_files.rights import NodeRights, is_check
+from jobs.files.paths import MAX_CHECK_BYTES
 from jobs.storage.directory import DirectoryStorage
 from jobs.storage.remote import (
     CHUNK_BYTES,
@@ -143,9 +144,9 @@ class NodeFileService:
             BodyTooLarge: it has more than `CHUNK_BYTES`, or the file would.
         """
         with self._request(who):
-            await self._rights.require_write(who.node, _checked(path))
+            await self._rights.require_write(who.node, checked := _checked(path))
             self._disks.require_room()
-            limit = min(CHUNK_BYTES, self._max_file - offset)
+            limit = min(CHUNK_BYTES, self._limit(who.node, checked) - offset)
             written = offset
             async for part in _collect(body, limit, at_least_one=True):
                 await self._run(partial(self._files.append, path, written, part))
@@ -162,11 +163,10 @@ class NodeFileService:
             TooManyTransfers: the node has too many unfinished uploads.
         """
         with self._request(who):
-            await self._rights.require_write(who.node, _checked(path))
-            if wanted.length > self._max_file:
-                raise BodyTooLarge(
-                    f"a file of a node may have {self._max_file} bytes at most (SHARDYARD_JOB_DISK_BYTES)"
-                )
+            await self._rights.require_write(who.node, checked := _checked(path))
+            most = self._limit(who.node, checked)
+            if wanted.length > most:
+                raise BodyTooLarge(f"this file of a node may have {most} bytes at most (SHARDYARD_JOB_DISK_BYTES)")
             self._disks.require_room()
             draft = file_tree.draft_path(who.node, path, wanted.digest)
             begin = partial(file_tree.begin_draft, self._files, draft, path, wanted.digest, wanted.offset)
@@ -196,6 +196,9 @@ class NodeFileService:
             if checked.parts[0] == "bundles":
                 found = await self._rights.choose_bundles(who.node, found)
             return NodeFileList(files=found, next=following)
+
+    def _limit(self, node: str, path: PurePosixPath) -> int:
+        return MAX_CHECK_BYTES if is_check(node, path.parts) else self._max_file
 
     @contextmanager
     def _request(self, who: Principal) -> Iterator[None]:

@@ -26,6 +26,7 @@ from shardyard.cli import (
     explain,
     hardware,
     jobs,
+    joining,
     logs,
     profile,
     redis_users,
@@ -66,6 +67,7 @@ EXAMPLES = "\n\n".join(
 MORE_EXAMPLES = {
     "audit": audit.EXAMPLES,
     "redis-acl": redis_users.EXAMPLES,
+    "join": joining.EXAMPLES,
     "login": login.EXAMPLES,
     "watch": "\n\n".join(
         (
@@ -164,7 +166,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
-    ("Running the service", service.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
+    ("Running the service", service.COMMANDS | joining.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
     (
         "Jobs",
         jobs.COMMANDS
