@@ -69,7 +69,15 @@ def test_the_printed_line_alone_makes_a_node_that_runs_recipes_and_scripts(
 ) -> None:
     table = joined.machines[2].said()
     assert "failed" not in table, table
-    for row in ("version", "clock", "control Redis, supervisors", "telemetry Redis, workers", "storage", "torch", "box"):
+    for row in (
+        "version",
+        "clock",
+        "control Redis, supervisors",
+        "telemetry Redis, workers",
+        "storage",
+        "torch",
+        "box",
+    ):
         assert any(line.startswith("ok ") and row in line for line in table.splitlines()), (row, table)
     assert "it reaches 10.77.0.12 port" in table
     with joined.only(2):

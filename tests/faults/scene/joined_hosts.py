@@ -157,9 +157,7 @@ class JoinedService:
 
     def join(self, number: int, *options: str, **variables: str) -> str:
         """Join a machine and start its worker; what that said."""
-        return self.machines[number].start(
-            *self.invitation, "--devices", "cpu:1", *options, until=JOINED, **variables
-        )
+        return self.machines[number].start(*self.invitation, "--devices", "cpu:1", *options, until=JOINED, **variables)
 
     @contextmanager
     def only(self, number: int) -> Iterator[None]:
