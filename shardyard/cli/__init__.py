@@ -26,7 +26,6 @@ from shardyard.cli import (
     explain,
     hardware,
     jobs,
-    joining,
     logs,
     profile,
     redis_users,
@@ -37,7 +36,7 @@ from shardyard.cli import (
 )
 from shardyard.cli.accounts import audit, login, quotas, secrets, shares, tokens, webhooks
 from shardyard.cli.common import Commands
-from shardyard.cli.fleet import boxes, pools
+from shardyard.cli.fleet import boxes, joining, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
 

@@ -342,7 +342,8 @@ def _read_stream(
 def log_pages(
     job: str, *, follow: bool = False, tail: int | None = None, after: str | None = None, **filters: Any
 ) -> Items[LogPage]:
-    """Pages of lines, those without lines left out unless they say that a log is cut off; with `follow`, until the job has ended, over all further attempts.
+    """Pages of lines, those without lines left out unless they say that a log is cut off; with `follow`, until the job
+    has ended, over all further attempts.
 
     Raises:
         NotFound: there is no such job.
