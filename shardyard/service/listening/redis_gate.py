@@ -32,7 +32,7 @@ from jobs.support.logging_config import configure_logging
 
 log = structlog.get_logger("shardyard.redis_gate")
 
-HANDSHAKE_SECONDS, SHUTDOWN_SECONDS = 10.0, 2.0
+HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, END_SECONDS = 10.0, 2.0, 2.0
 #: Of one address, and of all: an attempt has a few connections, a node a dozen.
 MAX_OF_ADDRESS, MAX_CONNECTIONS = 2048, 8192
 READ_BYTES = 64 * 1024
@@ -64,25 +64,40 @@ class RedisGate:
         self._host = host
         self._certificate = certificate
         self._connections: Counter[str] = Counter()
+        self._passing: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self, passages: Sequence[Passage]) -> None:
         """Serve until SIGTERM. Raises OSError: an address cannot be listened on."""
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        servers = [await self._listen(passage) for passage in passages]
+        servers = [await self.listen(passage) for passage in passages]
         log.info("listening", host=self._host, ports=[passage.port for passage in passages])
         while not stopped.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), RENEWAL_SECONDS)
             self._certificate.reload_renewed()
         for server in servers:
-            server.close()  # connections end with the loop: their clients would never end by themselves
-        log.info("stopped", open_connections=self._connections.total())
+            server.close()
+        log.info("stopped", open_connections=len(self._passing))
+        await self.end_connections()
 
-    async def _listen(self, passage: Passage) -> asyncio.Server:
+    async def end_connections(self) -> None:
+        """End what is open: clients would never end by themselves."""
+        for writer in self._passing.values():
+            writer.transport.abort()
+        if self._passing:
+            await asyncio.wait(self._passing, timeout=END_SECONDS)
+
+    async def listen(self, passage: Passage) -> asyncio.Server:
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._pass_on(passage, reader, writer)
+            task = asyncio.current_task()
+            assert task is not None
+            self._passing[task] = writer
+            try:
+                await self._pass_on(passage, reader, writer)
+            finally:
+                del self._passing[task]
 
         return await asyncio.start_server(
             pass_on,
