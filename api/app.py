@@ -214,7 +214,7 @@ async def _lifespan(
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
     mail = MailTransport(read_mail_settings(settings))
     brought = AttemptStorage(storage)  # with threads of their own
-    services += (NodeFileService(control, brought, disks, settings.lease_seconds, settings.job_disk_bytes),)
+    services += (NodeFileService(control, brought, disks, settings),)
     services += (WebhookService(control, settings.secret_keys(), targets, mail),)
     http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
     channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
