@@ -8,7 +8,6 @@ if __name__ == "__main__":
     gc.disable()
 
 import os
-import resource
 import signal
 import socket
 
@@ -27,6 +26,7 @@ from jobs.files import identity
 from jobs.model.settings import Settings
 from jobs.store.client import connect
 from jobs.support import logging_config
+from jobs.support.descriptors import raise_descriptor_limit
 
 log = structlog.get_logger("api")
 
@@ -106,7 +106,8 @@ def main() -> int:
         ),
         certificate,
     )
-    DeadlineProtocol.max_connections = max(MIN_CONNECTIONS, raise_descriptor_limit() - KEPT_DESCRIPTORS)
+    descriptors = raise_descriptor_limit(WANTED_DESCRIPTORS)
+    DeadlineProtocol.max_connections = max(MIN_CONNECTIONS, descriptors - KEPT_DESCRIPTORS)
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not go through it again and again
     gc.set_threshold(GC_THRESHOLD)
@@ -119,16 +120,6 @@ def main() -> int:
     server.run(sockets=[listener])
     log.info("stopped")
     return 0 if server.started else 3
-
-
-def raise_descriptor_limit() -> int:
-    """Have as many descriptors as may be needed, or as the system's own limit for this account allows; how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return WANTED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -67,6 +67,8 @@ from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
+from api.joins import routes as join_routes
+from api.joins.service import JoinService
 from api.node_files import routes as node_file_routes
 from api.node_files.file_tree import sweep_drafts
 from api.node_files.service import MAX_UPLOAD_BYTES, NodeFileService
@@ -134,6 +136,7 @@ ROUTERS = (
     single_sign_on_routes.pages,
     audit_routes.router,
     node_file_routes.router,
+    join_routes.router,
     system_routes.router,
     docs_routes.router,
     dashboard_routes.router,
@@ -211,7 +214,7 @@ async def _lifespan(
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
     mail = MailTransport(read_mail_settings(settings))
     brought = AttemptStorage(storage)  # with threads of their own
-    services += (NodeFileService(control, brought, disks, settings.lease_seconds, settings.job_disk_bytes),)
+    services += (NodeFileService(control, brought, disks, settings),)
     services += (WebhookService(control, settings.secret_keys(), targets, mail),)
     http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
     channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
@@ -327,6 +330,7 @@ def _build_services(
         SessionService(control, authenticator, token_service),
         AuditService(storage),
         QuotaService(control),
+        JoinService(control, fleet, settings.join_file, settings.secret_keys()),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
     )
 

@@ -38,7 +38,7 @@ class TokenService:
         tenant = wanted.tenant or who.tenant
         if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
             raise Forbidden("only operators may create tokens for another tenant")
-        if wanted.node is not None and who.tenant != DEFAULT_TENANT:
+        if not wanted.scopes.isdisjoint(tokens.MACHINES_SCOPES) and who.tenant != DEFAULT_TENANT:
             raise Forbidden("only operators may create tokens for nodes")
         await self.require_boxes(tenant)
         quota = None if wanted.quota is None else make_quota(wanted.quota, "quota.", of_token=True)

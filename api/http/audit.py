@@ -55,6 +55,7 @@ CHANGES: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/v1/nodes/{node}/devices/{device}/quarantine"): "device_quarantined",
     ("DELETE", "/v1/nodes/{node}/devices/{device}/quarantine"): "device_unquarantined",
     ("DELETE", "/v1/nodes/{node}"): "node_forgotten",
+    ("POST", "/v1/node/join"): "node_joined",
 }
 #: Requests that hand out what jobs have made, or the audit itself.
 DOWNLOADS: Final[Mapping[tuple[str, str], str]] = {
@@ -62,7 +63,7 @@ DOWNLOADS: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/audit"): "audit_read",
 }
 #: Requests with another method than GET that change nothing.
-UNCHANGING: Final = frozenset({("POST", "/v1/plan"), ("POST", "/v1/sign-in/device")})
+UNCHANGING: Final = frozenset({("POST", "/v1/plan"), ("POST", "/v1/sign-in/device"), ("POST", "/v1/node/join/reach")})
 #: Requests of nodes, many in a second, that bring or fetch what belongs to attempts which they have: supervisors that
 #: share the directory do so without an entry as well. What is refused has one.
 BROUGHT: Final = frozenset((method, "/v1/node/files/{path:path}") for method in ("GET", "PATCH", "PUT", "DELETE"))

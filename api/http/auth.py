@@ -85,8 +85,8 @@ class Principal:
         """Raises:
         Forbidden: the token does not allow it.
         """
-        if self.node and scope is not Scope.NODE:
-            raise Forbidden(f"this token is for the files of node {self.node} alone; use the token of a person here")
+        if self.node and scope not in tokens.MACHINES_SCOPES:
+            raise Forbidden(f"this token is for node {self.node} alone; use the token of a person here")
         if not tokens.covers_scope(self.scopes, scope):
             raise Forbidden(f"this needs a token with the scope {str(scope)!r}")
 

@@ -26,6 +26,8 @@ MAX_KEY_LENGTH = 255
 SESSION_COOKIE = "shardyard_session"
 #: Routes for tokens of nodes, which have slots instead of limits on requests.
 NODE_FILES = "/v1/node/files"
+#: Routes for tokens to join with, and no others.
+JOINS = "/v1/node/join"
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -57,7 +59,7 @@ async def authenticate(request: Request) -> None:
         turns: RequestTurns = request.app.state.request_turns
         await turns.take_turn(tenant, request.scope)
     request.state.authenticate_header = principal
-    if not brings_files:
+    if not (brings_files or request.scope["route"].path.startswith(JOINS)):
         principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
 
 
@@ -90,6 +92,12 @@ async def principal(request: Request) -> Principal:
 async def _node(request: Request) -> Principal:
     who = await principal(request)
     who.require_scope(Scope.NODE)
+    return who
+
+
+async def _joining(request: Request) -> Principal:
+    who = await principal(request)
+    who.require_scope(Scope.JOIN)
     return who
 
 
@@ -169,6 +177,7 @@ async def wants_text(request: Request) -> bool:
 Caller = Annotated[Principal, Depends(principal)]
 Admin = Annotated[Principal, Depends(_admin)]
 Node = Annotated[Principal, Depends(_node)]
+Joining = Annotated[Principal, Depends(_joining)]
 JobId = Annotated[str, Depends(job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]

@@ -5,6 +5,7 @@
     jobs/<tenant>/<job>/<other>/artifacts/[.]checkpoints/...   read in the same time: scripts go on from these
     bundles/<tenant>/<hex>.<nonce>.zip    read while the node holds an attempt of a job that names the bundle
     .shardyard-storage                    read by every node, to know that it talks to its own service
+    .node-checks/<node>/check             read and changed by the node, to see that it can; small
 
 A node that has handed its devices back and still brings the files of an attempt holds that attempt. Nothing else
 exists for a node. What Redis says is remembered for a moment; a refusal is always fresh.
@@ -17,15 +18,20 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
+from api.node_files.sums import Bound, bound_of_attempt, bound_of_checkpoints
 from api.schemas.requests import TENANT_PATTERN
+from jobs import store
 from jobs.files.identity import NONCE_FILE
+from jobs.files.paths import node_check
 from jobs.model.records import AttemptRecord
+from jobs.model.settings import Settings
+from jobs.model.spec import RecipeProgram
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId
 from jobs.store.call import Call
 from jobs.store.client import AsyncRedisStore
 from jobs.store.placement import HeldAttempt, read_attempt, read_attempt_number, read_held_attempts
-from shardyard.contract.errors import Forbidden
+from shardyard.contract.errors import Forbidden, UnreadableSpec
 
 T = TypeVar("T")
 
@@ -33,6 +39,10 @@ T = TypeVar("T")
 #: that was cut off for a night keeps its logs.
 HAND_OVER_SECONDS = 86_400.0
 CACHE_SECONDS, MAX_CACHED = 2.0, 4096
+#: What a job wants does not change.
+BOUND_SECONDS = 600.0
+#: Of a job whose spec is of another version: the most that specs may keep, and more nodes than most jobs have.
+ASSUMED_NODES, MOST_KEPT = 16, 100
 _TENANT = re.compile(TENANT_PATTERN)
 _JOB = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}")
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
@@ -41,13 +51,12 @@ _SAVED_BY_SCRIPTS = (("artifacts", "checkpoints"), ("artifacts", ".checkpoints")
 
 
 class NodeRights:
-    """`lease_seconds` is that of the settings."""
-
     def __init__(
-        self, store: AsyncRedisStore, lease_seconds: float, clock: Callable[[], float] = time.monotonic
+        self, control: AsyncRedisStore, settings: Settings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store = store
-        self._late_us = int((lease_seconds + HAND_OVER_SECONDS) * 1e6)
+        self._store = control
+        self._settings = settings
+        self._late_us = int((settings.lease_seconds + HAND_OVER_SECONDS) * 1e6)
         self._clock = clock
         self._cached: OrderedDict[object, tuple[Any, float]] = OrderedDict()
 
@@ -72,6 +81,37 @@ class NodeRights:
         """
         await self._require(node, path, self._may_remove)
 
+    async def read_bound(self, path: PurePosixPath) -> Bound | None:
+        """How much nodes may bring where a file belongs that one may write; None where one file is all.
+
+        Raises:
+            NotFound: the job has gone.
+            Unavailable: the control Redis does not answer.
+        """
+        parts = path.parts
+        if not _is_of_job(parts, 5):
+            return None
+        nodes, kept = await self._read_job(parts[1], parts[2])
+        directory = PurePosixPath(*parts[:4])
+        if parts[3] == "checkpoints":
+            return bound_of_checkpoints(self._settings, directory, nodes, kept)
+        return bound_of_attempt(self._settings, directory, nodes)
+
+    async def _read_job(self, tenant: str, job: str) -> tuple[int, int]:
+        """How many nodes a job wants, and how many checkpoints it keeps; the most where the spec cannot be read."""
+        key = ("bound", tenant, job)
+        found, until = self._cached.get(key, (None, 0.0))
+        if found is None or self._clock() >= until:
+            try:
+                view = await self._store.run(store.read_job(tenant, job))
+                program = view.spec.program
+                policy = program.checkpoint if isinstance(program, RecipeProgram) else None
+                found = view.record.nodes, policy.keep if policy is not None else 0
+            except UnreadableSpec:
+                found = ASSUMED_NODES, MOST_KEPT
+            self._remember(key, found, BOUND_SECONDS)
+        return cast(tuple[int, int], found)
+
     async def choose_bundles(self, node: str, paths: list[str]) -> list[str]:
         """Of these files, the bundles that attempts of the node need now: a job that has just begun is among them.
 
@@ -87,7 +127,7 @@ class NodeRights:
         raise Forbidden(f"node {node} has no attempt that {str(path)[:200]!r} belongs to")
 
     async def _may_read(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
-        if parts == (NONCE_FILE,):
+        if parts == (NONCE_FILE,) or is_check(node, parts):
             return True
         if parts[0] == "bundles":
             held = await self._held(node, fresh=fresh)
@@ -103,6 +143,8 @@ class NodeRights:
         return saved and await self._holds_job(node, parts, fresh=fresh)
 
     async def _may_write(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if is_check(node, parts):
+            return True
         if not _is_of_job(parts, 5):
             return False
         if _NUMBER.fullmatch(parts[3]):
@@ -114,6 +156,8 @@ class NodeRights:
         return await self._has_attempt(node, attempt, fresh=fresh, alive=True)
 
     async def _may_remove(self, node: str, parts: tuple[str, ...], *, fresh: bool) -> bool:
+        if is_check(node, parts):
+            return True
         if not _is_of_job(parts, 5):
             return False
         if _NUMBER.fullmatch(parts[3]):
@@ -151,11 +195,19 @@ class NodeRights:
         found, until = self._cached.get(key, (None, 0.0))
         if fresh or self._clock() >= until:
             found = await self._store.run(call)
-            self._cached[key] = found, self._clock() + CACHE_SECONDS
-            self._cached.move_to_end(key)
-            if len(self._cached) > MAX_CACHED:
-                self._cached.popitem(last=False)
+            self._remember(key, found, CACHE_SECONDS)
         return cast(T, found)  # what a call of this key has returned
+
+    def _remember(self, key: object, found: object, seconds: float) -> None:
+        self._cached[key] = found, self._clock() + seconds
+        self._cached.move_to_end(key)
+        if len(self._cached) > MAX_CACHED:
+            self._cached.popitem(last=False)
+
+
+def is_check(node: str, parts: tuple[str, ...]) -> bool:
+    """Whether this is the file that a node tries the storage with."""
+    return parts == PurePosixPath(node_check(node)).parts
 
 
 def _is_of_job(parts: tuple[str, ...], least: int) -> bool:

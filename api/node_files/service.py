@@ -18,7 +18,10 @@ from api.http.auth import Principal
 from api.http.tenant_slots import TenantSlots
 from api.node_files import file_tree
 from api.node_files.file_tree import TooManyTransfers
-from api.node_files.rights import NodeRights
+from api.node_files.rights import NodeRights, is_check
+from api.node_files.sums import Bound, BroughtSums, bound_of_attempt
+from jobs.files.paths import MAX_CHECK_BYTES, NODE_DRAFTS
+from jobs.model.settings import Settings
 from jobs.storage.directory import DirectoryStorage
 from jobs.storage.remote import (
     CHUNK_BYTES,
@@ -89,17 +92,15 @@ _ANSWERED: Final[Mapping[type[RemoteError], type[ShardyardError]]] = {
 
 
 class NodeFileService:
-    """`max_file_bytes`: the largest file. `storage` has threads that are for nodes alone: what they bring holds up no
-    reader."""
+    """`storage` has threads that are for nodes alone: what they bring holds up no reader."""
 
-    def __init__(
-        self, control: AsyncRedisStore, storage: AttemptStorage, disks: DiskGuard, lease_seconds: float, max_file: int
-    ) -> None:
-        self._rights = NodeRights(control, lease_seconds)
+    def __init__(self, control: AsyncRedisStore, storage: AttemptStorage, disks: DiskGuard, settings: Settings) -> None:
+        self._settings = settings
+        self._rights = NodeRights(control, settings)
+        self._sums = BroughtSums(storage.root, storage.run_in_thread)
         self._threads = storage
         self._files = DirectoryStorage(storage.root)
         self._disks = disks
-        self._max_file = max_file
         self._slots = TenantSlots(SLOTS, SLOTS_OF_NODE, OWN_SLOTS, RESERVED_SLOTS)
 
     async def read_size(self, who: Principal, path: str, digest: str) -> int:
@@ -143,12 +144,15 @@ class NodeFileService:
             BodyTooLarge: it has more than `CHUNK_BYTES`, or the file would.
         """
         with self._request(who):
-            await self._rights.require_write(who.node, _checked(path))
+            await self._rights.require_write(who.node, checked := _checked(path))
             self._disks.require_room()
-            limit = min(CHUNK_BYTES, self._max_file - offset)
+            limit = min(CHUNK_BYTES, self._limit(who.node, checked) - offset)
             written = offset
+            bound = await self._rights.read_bound(checked)
             async for part in _collect(body, limit, at_least_one=True):
+                await self._require_room(bound, len(part))
                 await self._run(partial(self._files.append, path, written, part))
+                self._note_written(bound, len(part))
                 written += len(part)
             return written
 
@@ -162,22 +166,27 @@ class NodeFileService:
             TooManyTransfers: the node has too many unfinished uploads.
         """
         with self._request(who):
-            await self._rights.require_write(who.node, _checked(path))
-            if wanted.length > self._max_file:
-                raise BodyTooLarge(
-                    f"a file of a node may have {self._max_file} bytes at most (SHARDYARD_JOB_DISK_BYTES)"
-                )
+            await self._rights.require_write(who.node, checked := _checked(path))
+            most = self._limit(who.node, checked)
+            if wanted.length > most:
+                raise BodyTooLarge(f"this file of a node may have {most} bytes at most (SHARDYARD_JOB_DISK_BYTES)")
             self._disks.require_room()
+            bound, drafts = await self._rights.read_bound(checked), self._bound_of_drafts(who.node)
+            await self._require_room(bound, wanted.length)
             draft = file_tree.draft_path(who.node, path, wanted.digest)
             begin = partial(file_tree.begin_draft, self._files, draft, path, wanted.digest, wanted.offset)
             await self._run(begin)
             written = wanted.offset
             limit, is_empty = min(MAX_UPLOAD_BYTES, wanted.length - wanted.offset), not wanted.length
             async for part in _collect(body, limit, at_least_one=is_empty):
+                await self._require_room(drafts, len(part))
                 await self._run(partial(file_tree.write_draft, self._files, draft, written, part))
+                self._note_written(drafts, len(part))
                 written += len(part)
             if written == wanted.length:
                 await self._run(partial(file_tree.publish_draft, self._files, draft, path, wanted.digest))
+                self._note_written(drafts, -wanted.length)
+                self._note_written(bound, wanted.length)
             return written
 
     async def remove(self, who: Principal, path: str) -> None:
@@ -196,6 +205,20 @@ class NodeFileService:
             if checked.parts[0] == "bundles":
                 found = await self._rights.choose_bundles(who.node, found)
             return NodeFileList(files=found, next=following)
+
+    def _limit(self, node: str, path: PurePosixPath) -> int:
+        return MAX_CHECK_BYTES if is_check(node, path.parts) else self._settings.job_disk_bytes
+
+    def _bound_of_drafts(self, node: str) -> Bound:
+        return bound_of_attempt(self._settings, PurePosixPath(NODE_DRAFTS, node), 1)
+
+    async def _require_room(self, bound: Bound | None, more: int) -> None:
+        if bound is not None:
+            await self._sums.require_room(bound, more)
+
+    def _note_written(self, bound: Bound | None, count: int) -> None:
+        if bound is not None:
+            self._sums.add(bound, count)
 
     @contextmanager
     def _request(self, who: Principal) -> Iterator[None]:

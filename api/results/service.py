@@ -229,6 +229,7 @@ class ResultService:
             dropped=found.dropped,
             next=cursors.encode_log(LogCursor(chosen.number, found.seen)),
             ended=found.at_end and over,
+            cut_off=found.at_end and over and not found.sealed and chosen.claimed is not None,
         )
 
     async def _suitable_streams(self, who: Principal, job: str) -> LogStreams:

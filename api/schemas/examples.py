@@ -92,6 +92,9 @@ TOKENS: dict[str, dict[str, Any]] = {
     "a_token_that_may_only_look": {"name": "wall screen", "scopes": ["read"]},
 }
 
+JOINS: dict[str, dict[str, Any]] = {"a_machine": {"node": "gpu-2"}}
+REACHES: dict[str, dict[str, Any]] = {"a_port": {"port": 40_001, "nonce": "0123456789abcdef"}}
+
 #: Example values of parameters in paths, queries and headers.
 PARAMETERS: dict[str, str] = {
     "job": "01980000-0000-7000-8000-000000000001",

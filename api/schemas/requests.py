@@ -18,12 +18,14 @@ from jobs.model.validation import require_plain
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
-from jobs.store.accounts.tokens import MAX_TEXT_LENGTH, Scope
+from jobs.store.accounts.tokens import MACHINES_SCOPES, MAX_TEXT_LENGTH, Scope
 from jobs.store.shares import MAX_WEIGHT, MIN_WEIGHT
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
 from shardyard.contract.webhooks import EVENT_PATTERNS, EventPattern
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
+#: Whoever has one gets the passwords of Redis: a week is long enough to walk over to a machine.
+MAX_JOIN_SECONDS = 7 * 86_400
 MAX_DRAIN_SECONDS = 30 * 86_400
 #: Of a value in UTF-8.
 MAX_SECRET_BYTES = 65_536
@@ -63,7 +65,7 @@ class QuotaRequest(BaseModel):
 
 class NewTokenRequest(BaseModel):
     """A new token. `tenant` is by default the caller's; a token without `expires_in_seconds` does not expire, and one
-    without `quota` may use what its tenant may use. `node` is for the scope `node` alone, which stands alone."""
+    without `quota` may use what its tenant may use. `node` is for the scopes `node` and `join`, which stand alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,6 +75,24 @@ class NewTokenRequest(BaseModel):
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
     quota: QuotaRequest | None = None
     node: Annotated[str, Field(max_length=MAX_NODE_LENGTH, pattern=NODE_PATTERN)] | None = None
+
+
+class JoinRequest(BaseModel):
+    """A machine that joins as this node. `wants_token`: it needs one for its files, or has one that is good."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    node: Annotated[str, Field(max_length=MAX_NODE_LENGTH, pattern=NODE_PATTERN)]
+    wants_token: bool = True
+
+
+class ReachRequest(BaseModel):
+    """Where a machine that joins listens, at the address that the request comes from, and what it says there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    port: int = Field(ge=1024, le=65_535)
+    nonce: str = Field(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$")
 
 
 class SignInRequest(BaseModel):
@@ -264,18 +284,32 @@ def parse_new_token(body: bytes) -> NewTokenRequest:
     """Raises MalformedJson, InvalidRequest."""
     problem = "the token request is not valid"
     wanted = _parse_body(NewTokenRequest, body, problem)
-    wrong = list(_wrong_of_node(wanted)) if Scope.NODE in wanted.scopes or wanted.node is not None else []
+    of_machine = not wanted.scopes.isdisjoint(MACHINES_SCOPES) or wanted.node is not None
+    wrong = list(_wrong_of_machine(wanted)) if of_machine else []
     if wrong:
         raise InvalidRequest(problem, fields=tuple(wrong))
     return wanted
 
 
-def _wrong_of_node(wanted: NewTokenRequest) -> Iterator[FieldError]:
-    """What is wrong with a request for a node's token: it has no rights of people, and no tenant."""
-    if wanted.scopes != {Scope.NODE}:
-        yield FieldError("scopes", 'a token of a node has the scope "node" and no other')
-    if wanted.node is None:
+def parse_join(body: bytes) -> JoinRequest:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse_body(JoinRequest, body, "the request to join is not valid")
+
+
+def parse_reach(body: bytes) -> ReachRequest:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse_body(ReachRequest, body, "the request is not valid")
+
+
+def _wrong_of_machine(wanted: NewTokenRequest) -> Iterator[FieldError]:
+    """What is wrong with a request for a node's token, or one to join with: it has no rights of people, and no
+    tenant."""
+    if len(wanted.scopes) != 1 or wanted.scopes.isdisjoint(MACHINES_SCOPES):
+        yield FieldError("scopes", 'a token of a node has the scope "node", or "join", and no other')
+    if wanted.node is None and Scope.JOIN not in wanted.scopes:
         yield FieldError("node", "name the node that the token is for, as its SHARDYARD_NODE has it")
+    if Scope.JOIN in wanted.scopes and (wanted.expires_in_seconds or MAX_JOIN_SECONDS + 1) > MAX_JOIN_SECONDS:
+        yield FieldError("expires_in_seconds", f"a token to join with is good for {MAX_JOIN_SECONDS} seconds at most")
     if wanted.tenant not in (None, DEFAULT_TENANT):
         yield FieldError("tenant", "leave it out: a node serves all tenants")
     if wanted.quota is not None:

@@ -14,7 +14,7 @@ from api.http.operation_docs import JSON, content_of, refusals
 from api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
 from api.schemas import examples, requests
 from jobs.model.spec import JobSpec
-from shardyard.contract import audit, fleet, quotas, responses, scheduling, webhooks
+from shardyard.contract import audit, fleet, joins, quotas, responses, scheduling, webhooks
 from shardyard.contract.report import Report
 from shardyard.contract.report_diff import ReportDiff
 
@@ -28,7 +28,7 @@ _BODIES: list[type[BaseModel]] = [
 ]
 _ANSWERS = {
     name: kind
-    for contract in (responses, fleet, audit, webhooks, quotas, scheduling)
+    for contract in (responses, fleet, joins, audit, webhooks, quotas, scheduling)
     for name, kind in vars(contract).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not responses.Answer
 }

@@ -27,6 +27,13 @@ from pathlib import Path
 
 #: Directory of uploads of nodes that are not complete; back-ups leave out what begins with a dot.
 NODE_DRAFTS = ".node-drafts"
+#: Directory of what nodes bring, and take away again, to see that they can; of each one file, so large at most.
+NODE_CHECKS, MAX_CHECK_BYTES = ".node-checks", 1024 * 1024
+
+
+def node_check(node: str) -> str:
+    """The file that a node tries the storage with, relative to that."""
+    return f"{NODE_CHECKS}/{node}/check"
 
 
 def checkpoints_dir(storage: Path, tenant: str, job: str) -> Path:

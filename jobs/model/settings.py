@@ -115,6 +115,10 @@ class Settings(BaseSettings):
     insecure_http: bool = Field(
         False, description="accept that the API listens on an address that others can reach without TLS"
     )
+    join_file: OptionalFile = Field(
+        None,
+        description="file with what a machine that joins is given, mode 0600; `shardyard up --listen` writes it",
+    )
     admin_token: SecretStr | None = Field(
         None, description="admin token to accept; without it, one is created and stored in a file"
     )

@@ -24,6 +24,7 @@ from jobs.protocol.names import WAKE_CHANNEL
 from jobs.scheduling.hints import HintSender
 from jobs.store import shares
 from jobs.store.client import RedisStore
+from jobs.support.outage_log import CONTROL_REDIS
 from shardyard.contract.errors import Unavailable
 
 log = structlog.get_logger(__name__)
@@ -190,6 +191,7 @@ class JobScheduler:
             try:
                 if monotonic() >= due:
                     due = monotonic() + self.tick()
+                    CONTROL_REDIS.note_success()
                 if pubsub is None:
                     self._stop.wait(max(0.0, due - monotonic()))
                     continue
@@ -202,7 +204,7 @@ class JobScheduler:
                     if not self._stop.is_set():
                         self.dispatch_jobs()
             except (Unavailable, RedisError) as error:
-                log.warning("control_redis_unavailable", error=str(error))
+                CONTROL_REDIS.note_failure(error)
                 self._reset_trackers()
                 self._stop.wait(1.0)
             except Exception:

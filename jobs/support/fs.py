@@ -50,6 +50,21 @@ def replace_synced(path: Path, body: bytes) -> None:
     sync_directory(path.parent)
 
 
+def write_private(path: Path, body: bytes) -> None:
+    """As `replace_synced`, for what only the file's owner may read, from the first byte on. A file that has this
+    already is left alone: a full disk must not keep a service from starting. Raises OSError."""
+    if path.is_file() and stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_bytes() == body:
+        return
+    draft = path.with_name(f".{path.name}.part")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_directory(path.parent)
+
+
 @contextlib.contextmanager
 def hold_directory(directory: Path) -> Iterator[bool]:
     """Whether this process has a directory for itself, which is made if need be: no other one holds it.

@@ -36,7 +36,7 @@ from shardyard.cli import (
 )
 from shardyard.cli.accounts import audit, login, quotas, secrets, shares, tokens, webhooks
 from shardyard.cli.common import Commands
-from shardyard.cli.fleet import boxes, pools
+from shardyard.cli.fleet import boxes, joining, pools
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
 
@@ -66,6 +66,7 @@ EXAMPLES = "\n\n".join(
 MORE_EXAMPLES = {
     "audit": audit.EXAMPLES,
     "redis-acl": redis_users.EXAMPLES,
+    "join": joining.EXAMPLES,
     "login": login.EXAMPLES,
     "watch": "\n\n".join(
         (
@@ -164,7 +165,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
-    ("Running the service", service.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
+    ("Running the service", service.COMMANDS | joining.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
     (
         "Jobs",
         jobs.COMMANDS

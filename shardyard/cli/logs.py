@@ -46,6 +46,9 @@ def _print_page(page: "LogPage", as_json: bool) -> None:
     for gap in page.dropped:
         lost = f"device {gap.device}: lines {gap.first} to {gap.last} could not be kept ({gap.bytes} bytes)"
         print(lost, file=sys.stderr)
+    if page.cut_off and not page.lines:
+        end = f"attempt {page.attempt} was lost here: what it printed after this line is gone, or still on its node"
+        print(end, file=sys.stderr)
     sys.stdout.flush()
 
 

@@ -94,6 +94,24 @@ InsecureHttp = Annotated[
     ),
 ]
 
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Serve other machines, which join with `shardyard join`, at this address of this machine: makes "
+        "certificates, and gives Redis TLS and passwords.",
+        show_default=False,
+    ),
+]
+RedisPort = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=65534,
+        help="With --listen: port of the control Redis; the telemetry Redis has the next one. 0: free ones.",
+    ),
+]
+
 #: A month.
 MAX_DRAIN_SECONDS = 30 * 86_400
 NO_DEADLINE = "no deadline"
@@ -125,6 +143,8 @@ def up_command(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     insecure_http: InsecureHttp = False,
+    listen: Listen = None,
+    redis_port: RedisPort = 6380,
 ) -> None:
     """Start the whole service on this machine and keep it running: Redis, API and one worker, or one for each of
     --nodes.
@@ -149,6 +169,8 @@ def up_command(
         tls_key=tls_key,
         insecure_http=insecure_http,
         nodes=nodes,
+        listen=listen,
+        redis_port=redis_port,
     )
     run(options, make_console(markup=True))
 

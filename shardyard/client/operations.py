@@ -342,7 +342,8 @@ def _read_stream(
 def log_pages(
     job: str, *, follow: bool = False, tail: int | None = None, after: str | None = None, **filters: Any
 ) -> Items[LogPage]:
-    """Pages of lines, those without lines left out; with `follow`, until the job has ended, over all further attempts.
+    """Pages of lines, those without lines left out unless they say that a log is cut off; with `follow`, until the job
+    has ended, over all further attempts.
 
     Raises:
         NotFound: there is no such job.
@@ -350,6 +351,7 @@ def log_pages(
     """
     cursor = after
     attempt = filters.pop("attempt", None)
+    told = 0  # the attempt of which it was said that its log is cut off
     patience = RetryBudget()
     while True:
         fresh = {"tail": tail, "attempt": attempt} if cursor is None else {"after": cursor}
@@ -362,6 +364,9 @@ def log_pages(
                 continue  # there may be more already
             if has_moved:  # past many lines that were not asked for
                 continue
+            if page.cut_off and told != page.attempt:
+                told = page.attempt
+                yield YieldStep(page)
             if not follow:
                 return
             status = yield from call_endpoint(endpoints.get_job(job))

@@ -315,7 +315,8 @@ class DroppedLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
 
 class LogPage(Answer, frozen=True, kw_only=True):
     """Log lines in order of time, of the streams that `streams` names. `next` is the cursor of the following page,
-    whichever streams are asked for then; `ended` is true if the attempt will write no more lines."""
+    whichever streams are asked for then; `ended` is true if the attempt will write no more lines. `cut_off`: these are
+    the last that are here, and not the last that it printed: the others were lost with its node, or still come."""
 
     attempt: int
     streams: list[str] = []
@@ -323,6 +324,7 @@ class LogPage(Answer, frozen=True, kw_only=True):
     dropped: list[DroppedLines] = []
     next: str | None = None
     ended: bool = False
+    cut_off: bool = False
 
 
 class PointView(Answer, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from jobs.store.acl import RedisRole, RedisServerKind, user_name
+from jobs.support import fs
 from shardyard.service.processes import ServiceError, ServiceProcess
 from shardyard.service.redis_users import user_lines
 
@@ -122,7 +123,7 @@ def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     role_passwords = {role: _read_password(directory / f"password-{role}") for role in RedisRole}
     users = user_lines(role_passwords, [RedisServerKind(name)])
     lines = [f"{key} {_quote_value(value)}\n" for key, value in settings.items()]
-    _write_private(config, "".join([*lines, *(f"{user}\n" for user in users)]))
+    fs.write_private(config, "".join([*lines, *(f"{user}\n" for user in users)]).encode())
     service = ServiceProcess(
         name=name,
         argv=(str(server), str(config)),
@@ -220,23 +221,8 @@ def _major_version(server: str) -> int:
 
 def _read_password(path: Path) -> str:
     if not path.exists():
-        _write_private(path, secrets.token_hex(32))
+        fs.write_private(path, secrets.token_hex(32).encode())
     return path.read_text().strip()
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replace `path` atomically; only its owner can read it, from the first byte on. One that has the text already is
-    left alone: a full disk must not keep a service from starting."""
-    if path.is_file() and stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text() == text:
-        return
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _quote_value(value: str) -> str:

@@ -1,6 +1,7 @@
 """`shardyard up`: one command that runs the whole service on one machine, in one directory.
 
-    start   control and telemetry Redis -> API -> workers -> ready when their nodes have shown their devices
+    start   control and telemetry Redis -> with --listen, Redis over TLS -> API -> workers -> ready when their nodes
+            have shown their devices
     stop    workers (their attempts go back to the queue) -> API -> Redis
 
 There is one worker, or one for each virtual node. Workers end first because their attempts must still be able to write
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -38,11 +39,15 @@ from shardyard.contract.errors import ShardyardError
 from shardyard.contract.fleet import NodeView
 from shardyard.service import embedded_redis
 from shardyard.service.box_notice import describe_box, has_no_box, refuse_unboxed
+from shardyard.service.listening.invitations import invite
+from shardyard.service.listening.listener import Listener, gate_of, make_admin_token, open_listener
 from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess, is_alive, sole_owner
 from shardyard.service.redis_room import RedisRoom
 from shardyard.service.secret_key_file import find_key_file
 from shardyard.service.virtual_nodes import PlannedWorker, find_other_workers, plan_workers, release_ballast
 
+ADMIN_TOKEN = "admin.token"  # noqa: S105  (a file)
+DEFAULT_HOST = "127.0.0.1"
 READY_SECONDS = 120.0
 #: How often `up` looks whether a signal has come.
 TICK_SECONDS = 0.2
@@ -54,7 +59,7 @@ WORKER_STOP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
     port: int = 8000
     data_dir: Path = field(default_factory=default_data_dir)
     devices: str = "auto"
@@ -66,6 +71,8 @@ class UpOptions:
     tls_key: Path | None = None
     insecure_http: bool = False
     nodes: int = 1  # more than one: virtual ones
+    listen: str | None = None  # serves other machines, which join, at this address
+    redis_port: int = 6380
 
 
 class InterruptCounter:
@@ -115,6 +122,7 @@ class _ServiceRun:
         self._console = console
         self._interrupts = interrupts
         self._certificate: ServerCertificate | None = None
+        self._listener: Listener | None = None  # where others join
         self._started: list[tuple[str, ...]] = []  # names of processes that are stopped together
         self._workers: tuple[PlannedWorker, ...] = ()
         self._room: RedisRoom | None = None  # of the control Redis, where it is ours
@@ -124,30 +132,40 @@ class _ServiceRun:
         """Start everything, in order, and wait until the service accepts jobs (or a signal comes)."""
         begun = time.monotonic()
         self._print_line(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
+        if self._options.listen is not None:
+            refuse_beside_listen(self._options)
+            self._listener = open_listener(self._options.listen, self._options.redis_port, self._data_dir)
+            made = self._listener.certificates
+            self._options = replace(self._options, host=self._listener.address, tls_cert=made.chain, tls_key=made.key)
         self._certificate = _choose_certificate(self._options)
         self._workers = plan_workers(self._options.nodes, self._options.devices, Settings().node)
         port = self._choose_port()
         secret_keys.create_key_file(find_key_file(self._data_dir))
-        environment, redis = self._service_environment(port), self._start_redis()
+        if self._listener is not None:
+            make_admin_token(self._data_dir / ADMIN_TOKEN)
+        url = f"{'http' if self._certificate is None else 'https'}://{url_host(self._options.host)}:{port}"
+        environment, redis = self._service_environment(port), self._start_redis(url)
         if environment["SHARDYARD_RUN_AS"]:
             self._data_dir.chmod(0o711)  # jobs can reach their own directories in it, and list nothing
         self._start_processes(_api_process(self._data_dir, environment | redis.of_api))
         self._end_other_workers(environment)
-        of_worker = environment | redis.of_worker
+        of_worker = environment | self._own_address() | redis.of_worker
         self._start_processes(*(_worker_process(self._data_dir, of_worker, worker) for worker in self._workers))
-        url = f"{'http' if self._certificate is None else 'https'}://{url_host(self._options.host)}:{port}"
         token_file = Path(environment["SHARDYARD_ADMIN_TOKEN_FILE"])
         nodes = self._wait_until_ready(url, token_file)
         if nodes:
             if not self._options.jobs_unboxed:
                 refuse_unboxed(nodes, self._options.host)
             self._write_service_file(self._service_record(url, token_file))
+            self._wait_until_open()
             self._print_ready(url, token_file, nodes, time.monotonic() - begun)
 
     def watch(self) -> None:
         while not self._interrupts.count:
             if self._room is not None:
                 self._room.keep()
+            if self._listener is not None:
+                self._listener.keep_certificates(self._print_warning)
             self._processes.watch(TICK_SECONDS)
 
     def stop(self) -> None:
@@ -189,12 +207,13 @@ class _ServiceRun:
     def _service_environment(self, port: int) -> dict[str, str]:
         certificate = self._certificate
         files = {} if certificate is None else {"TLS_CERT": certificate.chain, "TLS_KEY": certificate.key}
+        files |= {} if self._listener is None else {"JOIN_FILE": self._listener.join_file}
         return {f"SHARDYARD_{name}": str(path.absolute()) for name, path in files.items()} | {
             "SHARDYARD_HOST": self._options.host,
             "SHARDYARD_PORT": str(port),
             "SHARDYARD_STORAGE": str(self._data_dir / "storage"),
             "SHARDYARD_STATE_DIR": str(self._data_dir / "node"),
-            "SHARDYARD_ADMIN_TOKEN_FILE": str(self._data_dir / "admin.token"),
+            "SHARDYARD_ADMIN_TOKEN_FILE": str(self._data_dir / ADMIN_TOKEN),
             "SHARDYARD_SECRET_KEY_FILE": str(find_key_file(self._data_dir)),
             "SHARDYARD_POOL": self._options.pool,
             "SHARDYARD_DEVICES": self._options.devices,
@@ -203,8 +222,15 @@ class _ServiceRun:
             "SHARDYARD_INSECURE_HTTP": "1" if self._options.insecure_http else "0",
         }
 
-    def _start_redis(self) -> "_RedisVariables":
-        """The URLs of the Redis servers, which are started unless the caller named others."""
+    def _own_address(self) -> dict[str, str]:
+        """The address at which other machines reach the node here; nothing where they need not."""
+        if self._listener is None or os.environ.get("SHARDYARD_NODE_ADDRESS"):
+            return {}
+        return {"SHARDYARD_NODE_ADDRESS": self._listener.ip}
+
+    def _start_redis(self, url: str) -> "_RedisVariables":
+        """The URLs of the Redis servers, which are started unless the caller named others. `url` is the API's, for
+        those who join."""
         if self._options.redis_url is not None:
             named = {"SHARDYARD_REDIS_URL": self._options.redis_url}
             if self._options.telemetry_url is not None:
@@ -221,6 +247,11 @@ class _ServiceRun:
             embedded_redis.set_users(server)
         self._room = RedisRoom(servers["control"], Settings().reserve_bytes, self._print_warning)
         self._room.keep()
+        if self._listener is not None:
+            self._start_processes(self._listener.gate(servers))
+            self._listener.write_offer(url, servers)
+        elif self._processes.end_survivor(gate_of(self._data_dir)):
+            self._print_line("  redis-tls  ended: this start serves no other machines")
         control = servers["control"]
         telemetry = {role: self._options.telemetry_url or servers["telemetry"].url_of(role) for role in RedisRole}
         return _RedisVariables(
@@ -266,6 +297,10 @@ class _ServiceRun:
             self._started[-1] += (service.name,)
             remark = {"adopted": "  (still running, taken over)", "replaced": "  (in place of an older one)"}
             self._print_line(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark.get(how, '')}")
+
+    def _wait_until_open(self) -> None:
+        if self._listener is not None:
+            self._listener.wait_until_open(lambda: self._processes.watch(TICK_SECONDS, restart=False))
 
     def _end_other_workers(self, environment: Mapping[str, str]) -> None:
         """End what an earlier `up` has left that had another number of nodes."""
@@ -332,9 +367,23 @@ class _ServiceRun:
                 self._print_line(f"  pool        {node.pool}: {_describe_devices(node)} on {_describe_node(node)}")
             say = self._print_warning if has_no_box(group[0]) else self._print_line
             say(f"  box         {box}")
+        if self._listener is not None:
+            self._print_invitation(url, token_file)
         if self._data_dir != default_data_dir().absolute():
             self._print_line(f"\n  for the commands in another terminal:  export SHARDYARD_DATA_DIR={self._data_dir}")
         self._print_line("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
+
+    def _print_invitation(self, url: str, token_file: Path) -> None:
+        """Say what to type on another machine."""
+        assert self._certificate is not None
+        try:
+            with self._connect(url, token_file.read_text().strip()) as client:
+                invitation = invite(client, url, self._certificate.chain)
+        except (OSError, ShardyardError) as error:
+            self._print_warning(f"no token to join with could be made ({error}); `shardyard invite` tries again")
+            return
+        self._print_line("\n  on another machine, within the next day:\n")
+        self._print_line(f"    {escape(invitation.command)}")
 
     def _print_line(self, text: str) -> None:
         self._print_safely(text)
@@ -346,6 +395,30 @@ class _ServiceRun:
         """Print a message; if that fails, for example on a full disk, the service continues."""
         with contextlib.suppress(OSError):
             self._console.print(text, highlight=False, soft_wrap=True, **how)
+
+
+def refuse_beside_listen(options: UpOptions) -> None:
+    """Refuse what contradicts --listen, or would leave something unprotected: the API listens where others join, with
+    the certificate that they trust.
+
+    Raises:
+        ServiceError: an option is one of those.
+    """
+    if options.host not in (DEFAULT_HOST, options.listen):
+        raise ServiceError("give --listen or --host, not both: --listen says where the API listens, too")
+    named = [
+        option
+        for option, value in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key))
+        if value is not None
+    ]
+    named += ["--insecure-http"] if options.insecure_http else []
+    if named:
+        raise ServiceError(f"--listen makes certificates of its own and serves HTTPS alone: leave {named[0]} out")
+    if options.redis_url is not None or options.telemetry_url is not None:
+        raise ServiceError(
+            "--listen is for the built-in Redis servers, which it gives TLS and a user for each role; with Redis "
+            "servers of your own write what machines get that join into SHARDYARD_JOIN_FILE of `shardyard api`"
+        )
 
 
 def _choose_certificate(options: UpOptions) -> ServerCertificate | None:
@@ -388,7 +461,7 @@ class _RedisVariables:
 def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
     wanted = (
         *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
-        *("HOST", "PORT", "TLS_CERT", "TLS_KEY", "INSECURE_HTTP", "JOBS_UNBOXED"),
+        *("HOST", "PORT", "TLS_CERT", "TLS_KEY", "INSECURE_HTTP", "JOBS_UNBOXED", "JOIN_FILE"),
     )
     return _own_process(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
 
@@ -397,7 +470,7 @@ def _worker_process(data_dir: Path, environment: Mapping[str, str], worker: Plan
     wanted = (
         *("REDIS_URL", "TELEMETRY_URL", "SUPERVISOR_REDIS_URL", "SUPERVISOR_TELEMETRY_URL"),
         *("STORAGE", "STATE_DIR", "SECRET_KEY_FILE", "TLS_KEY"),
-        *("POOL", "DEVICES", "RUN_AS", "JOBS_UNBOXED"),
+        *("POOL", "DEVICES", "RUN_AS", "JOBS_UNBOXED", "NODE_ADDRESS"),
         *(name.removeprefix("SHARDYARD_") for name in worker.settings),
     )
     command = ("-m", "workers", "--stop-attempts-on-exit")

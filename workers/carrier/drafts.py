@@ -1,8 +1,10 @@
 """What the ranks of other nodes have saved for a checkpoint: their nodes put it at the remote, and the leader, which
 puts the checkpoint together, fetches it from there."""
 
+import errno
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -33,6 +35,29 @@ def fetch_draft(remote: RemoteStorage, prefix: str, into: Path, files: Sequence[
             if monotonic() > deadline:
                 raise DraftMissing(f"{file.name} of another node has not arrived within {ARRIVE_SECONDS:g} s")
             threading.Event().wait(POLL_SECONDS)
+
+
+def await_draft(directory: Path, files: Sequence[SavedFile]) -> None:
+    """Wait for what ranks of a node have saved that brings its files to the storage which is mounted here: each file as
+    they have described it.
+
+    Raises:
+        OSError: one has not arrived in time.
+    """
+    deadline = monotonic() + ARRIVE_SECONDS
+    for file in files:
+        while not _is_whole(directory / file.name, file):
+            if monotonic() > deadline:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"{file.name} of another node has not arrived within {ARRIVE_SECONDS:g} s"
+                )
+            threading.Event().wait(POLL_SECONDS)
+
+
+def _is_whole(path: Path, wanted: SavedFile) -> bool:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size == wanted.bytes and digest_file(path) == wanted.sha256
+    return False
 
 
 def _has_arrived(remote: RemoteStorage, path: str, into: Path, wanted: SavedFile) -> bool:

@@ -31,6 +31,7 @@ from jobs.scheduling.scheduler import JobScheduler
 from jobs.storage.remote import RemoteError
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
+from jobs.support.outage_log import CONTROL_REDIS
 from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnboxedNodes
 from workers.carrier.access import access_of
 from workers.node.attempt_reaper import AttemptReaper
@@ -196,9 +197,10 @@ class Agent:
                 self._reaper.reap_lost_attempts()
                 self._reaper.reap_silent_attempts()
                 self._leftovers.renew_leases()
+                CONTROL_REDIS.note_success()
                 self._revive_forkserver()
             except Unavailable as error:
-                log.warning("control_redis_unavailable", error=str(error))
+                CONTROL_REDIS.note_failure(error)
             except RemoteError as error:
                 log.warning("storage_unavailable", error=str(error))
                 self._stop.wait(RECOVER_SECONDS)

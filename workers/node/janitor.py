@@ -13,6 +13,7 @@ from jobs import store
 from jobs.model.records import DeviceRecord
 from jobs.store import AttemptId, QuarantinedDevice
 from jobs.store.client import RedisStore
+from jobs.support.outage_log import CONTROL_REDIS
 from shardyard.contract.errors import Unavailable
 from workers.carrier.journal import is_carried
 from workers.node.device_check import DeviceChecker
@@ -67,7 +68,7 @@ class Janitor:
                 self.clear_orphans()
                 self.test_devices()
             except Unavailable as error:
-                log.warning("control_redis_unavailable", error=str(error))
+                CONTROL_REDIS.note_failure(error)
             except Exception:
                 log.exception("round_failed")
 

@@ -88,7 +88,8 @@ def hand_to_ranks(config: AttemptConfig, workplace: WorkingDirectory, box: Box |
     own = [workplace.root, workplace.output] + ([workplace.temporary] if box is None else [])
     if config.account is not None:
         for directory in own:
-            if directory != workplace.output or config.part == 0:
+            # Where the storage is mounted, the output directory is the leader's to hand over.
+            if directory != workplace.output or config.part == 0 or config.target is not None:
                 directory.chmod(0o700)
                 run_as.give_tree(directory, config.account)
         if config.is_gang and config.part == 0 and box is not None:

@@ -25,8 +25,8 @@ class AccessRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=len(PEOPLES_SCOPES))]
 
     def __post_init__(self) -> None:
-        if Scope.NODE in self.scopes:
-            raise ValueError("the scope node is for nodes, not for people")
+        if not set(self.scopes) <= set(PEOPLES_SCOPES):
+            raise ValueError("the scopes node and join are for machines, not for people")
 
     def matches(self, claims: Mapping[str, Any]) -> bool:
         """Whether the claim is this value, or a list that has it. An address counts only once it was verified."""

@@ -26,20 +26,23 @@ SCANNED_KEYS = 1_000
 
 
 class Scope(StrEnum):
-    """What a token may do. Each scope of people includes those before it; `node` stands for itself."""
+    """What a token may do. Each scope of people includes those before it; `node` and `join` stand for themselves."""
 
     READ = "read"
     SUBMIT = "submit"
     PRIORITY = "priority"
     ADMIN = "admin"
     NODE = "node"
+    JOIN = "join"
 
 
 #: Scopes of people and their programs: admin implies all of them, priority implies submit, submit implies read.
 PEOPLES_SCOPES = (Scope.READ, Scope.SUBMIT, Scope.PRIORITY, Scope.ADMIN)
+#: Scopes of machines, which each stand alone in a token.
+MACHINES_SCOPES = (Scope.NODE, Scope.JOIN)
 #: What covers each scope. Nobody but a node may do what a node may.
 _COVERING = {wanted: frozenset(map(str, PEOPLES_SCOPES[i:])) for i, wanted in enumerate(PEOPLES_SCOPES)}
-_COVERING[Scope.NODE] = frozenset({str(Scope.NODE)})
+_COVERING |= {wanted: frozenset({str(wanted)}) for wanted in MACHINES_SCOPES}
 
 
 def covers_scope(granted: Iterable[str], wanted: Scope) -> bool:
@@ -58,7 +61,7 @@ def issue_token(
     node: str = "",
 ) -> tuple[str, TokenRecord]:
     """A new token: its text, to be shown once, and what is stored. Times are microseconds since the epoch. `node` is
-    the one that a token with the scope `node` is for."""
+    the one that a token with the scope `node` is for, or `join`."""
     token, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     granted = frozenset(str(scope) for scope in scopes)
     record = TokenRecord(token, tenant, granted, hash_secret(secret), name, created, expires, identity, node)

@@ -12,8 +12,9 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
-from api.node_files import file_tree, service
+from api.node_files import file_tree, service, sums
 from api.node_files.rights import HAND_OVER_SECONDS
+from api.node_files.service import NodeFileService
 from jobs import store
 from jobs.files import paths
 from jobs.model.state import StateReason
@@ -367,3 +368,46 @@ async def test_refused_requests_of_a_node_have_one_entry_and_what_it_brings_none
 async def test_limits_on_requests_do_not_apply_to_what_a_node_brings(node: NodeCaller) -> None:
     answer = await node.append(f"{node.own}/logs/device-0.log", 0, b"x")
     assert "ratelimit" not in answer.headers
+
+
+def tight(api: Api, **limits: int) -> NodeFileService:
+    """The service with so small limits that a test reaches them; at least so much lies beside what is limited."""
+    service_of_files: NodeFileService = api.app.state.services[NodeFileService]
+    small = service_of_files._settings.model_copy(update={"job_log_bytes": 0, "job_record_bytes": 0} | limits)
+    service_of_files._settings = service_of_files._rights._settings = small
+    return service_of_files
+
+
+async def test_all_files_of_an_attempt_together_have_a_bound(node: NodeCaller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "SMALL_BYTES", 0)
+    monkeypatch.setattr(sums, "AGAIN_SECONDS", 0.0)
+    tight(node.api, job_disk_bytes=100_000)
+    body = os.urandom(40_000)
+    for name in ("one", "two"):
+        assert (await node.put(f"{node.own}/artifacts/{name}", body)).status_code == 204
+    refused = await node.put(f"{node.own}/artifacts/three", body)
+    assert (refused.status_code, "SHARDYARD_JOB_DISK_BYTES" in refused.text) == (413, True)
+    assert (await node.append(f"{node.own}/logs/device-0.log", 0, body)).status_code == 413
+    assert (await node.ask("DELETE", f"{node.own}/artifacts/one")).status_code == 204
+    assert (await node.put(f"{node.own}/artifacts/three", body)).status_code == 204, "what has gone counts no more"
+
+
+async def test_uploads_that_are_never_finished_have_a_bound(node: NodeCaller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "SMALL_BYTES", 0)
+    tight(node.api, job_disk_bytes=100_000)
+    codes = []
+    for number in range(4):
+        part, whole = os.urandom(40_000), {"Repr_Digest": digest(str(number).encode()), "Upload_Length": 50_000}
+        codes.append((await node.put(f"{node.own}/artifacts/{number}", part, **whole)).status_code)
+    assert codes == [202, 202, 413, 413]
+
+
+async def test_checkpoints_of_a_job_have_a_bound_by_what_it_keeps(
+    node: NodeCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "AGAIN_SECONDS", 0.0)
+    tight(node.api, job_disk_bytes=50_000)
+    kept = f"jobs/default/{node.job}/checkpoints"
+    body = os.urandom(45_000)
+    codes = [(await node.put(f"{kept}/{step:012d}-1/rank-0.pt", body)).status_code for step in range(1, 4)]
+    assert codes == [204, 204, 413], "it keeps none: one may be on its way, and one not yet removed"

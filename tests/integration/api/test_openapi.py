@@ -28,6 +28,8 @@ MISSING = (
     "/v1/webhooks/{webhook}/rotate",
     "/v1/sign-in/device/token",
 )
+#: For tokens that people do not have.
+OF_MACHINES = ("/v1/node/join", "/v1/node/join/reach")
 #: They show nobody's data, and refuse nobody.
 SIGN_IN_BEGINNINGS = {("get", "/v1/sign-in"), ("get", "/v1/sign-in/oidc"), ("post", "/v1/sign-in/device")}
 
@@ -80,6 +82,8 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/sign-in/device/token",
             "/v1/nodes/{node}/drain",
             "/v1/nodes/{node}/devices/{device}/quarantine",
+            "/v1/node/join",
+            "/v1/node/join/reach",
         )
     }
     named = ("/v1/pools/{pool}", "/v1/secrets/{secret}", "/v1/quotas/{tenant}", "/v1/shares/{tenant}")
@@ -106,8 +110,8 @@ async def test_every_example_of_a_body_is_accepted(mailing: Api) -> None:
         for name, example in shown["content"].get("application/json", {"examples": {}})["examples"].items():
             there = path.format_map(examples.PARAMETERS)
             answer = await api.client.request(method, there, json=example["value"])
-            # An example is no real token and no real job, which is all that is wrong with it.
-            refused = {"/v1/sign-in": (401,)} | dict.fromkeys(MISSING, (404,))
+            # An example is no real token and no real job, and the caller no machine: that is all that is wrong with it.
+            refused = {"/v1/sign-in": (401,)} | dict.fromkeys(MISSING, (404,)) | dict.fromkeys(OF_MACHINES, (403,))
             wanted = refused.get(path, (200, 201))
             assert answer.status_code in wanted, (path, name, answer.text)
             sent += 1
@@ -126,6 +130,8 @@ async def test_every_example_of_a_body_is_accepted(mailing: Api) -> None:
         examples.WEBHOOK_CHANGES,
         examples.WEBHOOK_ROTATIONS,
         examples.SHARES,
+        examples.JOINS,
+        examples.REACHES,
     )
     assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
 

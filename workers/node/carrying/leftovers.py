@@ -23,6 +23,7 @@ from jobs.storage.remote import RemoteError, RemoteRefused, RemoteStorage
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from jobs.support import failpoints, fs
+from jobs.support.outage_log import CONTROL_REDIS
 from shardyard.contract.errors import Unavailable
 from workers.carrier import journal
 from workers.carrier.access import access_of
@@ -119,7 +120,7 @@ class LeftoverCarrier:
             try:
                 wait = ROUND_SECONDS if self.carry_round() else AWAY_SECONDS
             except Unavailable as error:
-                log.warning("control_redis_unavailable", error=str(error))
+                CONTROL_REDIS.note_failure(error)
             except Exception:
                 log.exception("leftovers_not_carried")
                 wait = AWAY_SECONDS

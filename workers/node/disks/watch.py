@@ -19,6 +19,7 @@ from jobs.model.records import LowDisk
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from jobs.support.disk_space import DiskSpace, LowDisks, read_spaces
+from jobs.support.outage_log import CONTROL_REDIS
 from shardyard.contract.errors import Unavailable
 from workers.node.config import NodeConfig
 from workers.node.disks.ballast import Ballast
@@ -85,7 +86,7 @@ class DiskWatch:
             self.look(monotonic())
             self._has_failed = False
         except Unavailable as error:
-            log.warning("control_redis_unavailable", error=str(error))
+            CONTROL_REDIS.note_failure(error)
         except Exception:
             if not self._has_failed:  # once in a row: it may fail each time
                 log.exception("disks_not_watched")

@@ -46,11 +46,13 @@ class DurableCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """Where the ranks of a part save, and the account that their files have; None: the service's own."""
+    """Where the ranks of a part save, and the account that their files have; None: the service's own. `is_brought`:
+    they save on a node that does not mount the storage, and brings the files there."""
 
     drafts: Path
     ranks: range
     uid: int | None
+    is_brought: bool = False
 
 
 def source_of(config: AttemptConfig, drafts: Path) -> DraftSource:

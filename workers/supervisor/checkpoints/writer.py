@@ -22,6 +22,7 @@ from jobs.files import checkpoints
 from jobs.files.checkpoints import VerifiedCheckpoint
 from jobs.model.spec import CheckpointPolicy, JobSpec, RecipeProgram
 from jobs.protocol.records import Saved
+from workers.carrier.drafts import await_draft
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints.assembly import (
@@ -225,12 +226,13 @@ class CheckpointWriter:
             remove_if_there(part_directory(self._config, self._directories, item.step))
 
     def _fetch_drafts(self, state: BarrierState) -> None:
-        """Bring what the ranks of other nodes have saved, where that is not mounted. Raises OSError."""
-        if self._carriage is None:
-            return
+        """Have what the ranks of other nodes have saved, where not all mount the storage. Raises OSError."""
         for source in self._sources[1:]:
             files = [file for saved in state.saves if saved.rank in source.ranks for file in saved.files]
-            self._carriage.fetch_draft(source.drafts / str(state.step), files)
+            if self._carriage is not None:
+                self._carriage.fetch_draft(source.drafts / str(state.step), files)
+            elif source.is_brought:
+                await_draft(source.drafts / str(state.step), files)
 
     def _remove_drafts(self, step: int) -> None:
         if self._carriage is None:

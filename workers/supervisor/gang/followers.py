@@ -156,9 +156,10 @@ class Followers:
         """Where the ranks of all parts save what becomes checkpoints; `attempt` is the attempt's directory."""
         found = []
         for part, follower in self._parts.items():
-            uid = -1 if follower.facts is None else follower.facts.uid
+            carries = follower.facts is not None and follower.facts.carries
+            uid = -1 if follower.facts is None or carries else follower.facts.uid
             numbers = range(follower.ranks[0].number, follower.ranks[-1].number + 1)
-            found.append(DraftSource(paths.drafts_dir(attempt, part), numbers, None if uid < 0 else uid))
+            found.append(DraftSource(paths.drafts_dir(attempt, part), numbers, None if uid < 0 else uid, carries))
         return found
 
     def change_block_size(self) -> Mapping[int, list[Step | StepBlock]]:

@@ -105,7 +105,7 @@ class PartRun:
         )
         self._link = connect(endpoint, hello, self._deadline, self._is_interrupted)
         uid = -1 if config.account is None else config.account.uid
-        self._link.send(Joined(msgspec.json.encode(config.devices), uid))
+        self._link.send(Joined(msgspec.json.encode(config.devices), uid, config.target is not None))
 
     def run_ranks(self) -> None:
         """Run the ranks once the leader says so, until they are dead, or would not die. What prevents the start is told

@@ -68,10 +68,12 @@ class PartHello(LinkMessage, frozen=True):
 
 class Joined(LinkMessage, frozen=True):
     """The first message after the handshake. `devices` are those of the lease on this node, as JSON; `uid` is that of
-    the ranks' account, -1 where they have the service's."""
+    the ranks' account, -1 where they have the service's. `carries`: the node does not mount the storage, and brings its
+    files there."""
 
     devices: bytes
     uid: int
+    carries: bool = False
 
 
 class RankBytes(LinkMessage, frozen=True):

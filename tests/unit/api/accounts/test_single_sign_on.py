@@ -108,7 +108,7 @@ def test_scopes_that_give_no_id_token_are_refused(rules_file: Path, scopes: str)
         (RULE.replace("claim", "clam"), "clam"),
         (RULE.replace('"vision"\nscopes', '"Vision"\nscopes'), "tenant"),
         (RULE.replace("submit", "root"), "scopes"),
-        (RULE.replace("submit", "node"), "for nodes, not for people"),
+        (RULE.replace("submit", "node"), "for machines, not for people"),
         (RULE.replace('["submit"]', "[]"), "scopes"),
         (RULE + "other = 1\n", "other"),
         ("\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "no rules"),

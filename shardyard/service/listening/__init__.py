@@ -1,0 +1,1 @@
+"""What `shardyard up --listen` adds: certificates, Redis over TLS, and what a machine that joins is given."""
