@@ -9,7 +9,6 @@ import msgspec
 SILENT_SECONDS = 90.0
 #: Of the name of a block, as of an engine's message, what is kept.
 MAX_WORDS = 500
-BLOCK_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})?$"
 
 
 class PoolOffer(msgspec.Struct, frozen=True):

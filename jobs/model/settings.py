@@ -234,6 +234,13 @@ class Settings(BaseSettings):
         description="where this node stands, for example its rack or switch: a job on several nodes gets those of one "
         "label first",
     )
+    block: str = Field(
+        "",
+        max_length=63,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
+        description="block of an engine that this node is part of, for example the id of a Slurm job: the node is "
+        "forgotten when that is over; without it, the node is there for good",
+    )
     nodes: int = Field(
         1,
         ge=1,
