@@ -324,6 +324,7 @@ class Settings(BaseSettings):
     node_seconds: Seconds = Field(30, description="a node that sends no heartbeat for this long gets no new work")
     reconcile_seconds: Seconds = Field(2, description="how often lost hints are sent again and the queue is checked")
     hold_seconds: float = Field(60, ge=0, description="a job that has waited this long gets a node reserved for it")
+    engine_seconds: Seconds = Field(30, description="how often a provider asks the engine what became of its blocks")
     avoid_slow_from: int = Field(
         0,
         ge=0,

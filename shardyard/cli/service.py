@@ -292,6 +292,26 @@ def _refuse_embedded(url: str) -> None:
     )
 
 
+def provider_command(
+    pools: Annotated[
+        Path, typer.Option(envvar="SHARDYARD_POOLS", metavar="FILE", help="TOML file of the pools to keep.")
+    ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the file, and print the script that sbatch would get for each pool.")
+    ] = False,
+) -> None:
+    """Keep the nodes of pools that Slurm supplies: ask it for blocks when jobs wait, and let them go.
+
+    Run it where sbatch is, with the service's settings in the environment as for a worker.
+
+    shardyard provider --pools pools.toml --check
+    """
+    require_server("provider")
+    if not check:
+        _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
+    _exec_module("workers.provider.main", "--pools", str(pools), *(["--check"] if check else []))
+
+
 def config_command(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
     require_server("config")
@@ -319,5 +339,6 @@ COMMANDS: Commands = {
     "demo": demo_command,
     "api": api_command,
     "worker": worker_command,
+    "provider": provider_command,
     "config": config_command,
 }
