@@ -17,7 +17,6 @@ from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 
 from jobs.files import identity
-from jobs.model.settings import Settings
 from jobs.protocol.names import CELERY_TASK, node_queue
 from jobs.scheduling.celery_config import celery_config
 from jobs.scheduling.hints import celery_message
@@ -27,6 +26,7 @@ from jobs.support.logging_config import configure_logging
 from shardyard.contract.errors import Unavailable
 from workers.node import environments
 from workers.node.agent import Agent
+from workers.node.block.allocation import allocation_of, read_settings
 from workers.node.config import NodeConfig
 from workers.node.devices import discover_devices
 from workers.node.forkserver import ForkFailed
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 # Celery warns root of pickled messages. Ours are JSON, and name no more than an attempt.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
-settings = Settings()
+settings = read_settings()
 shutdown_options = ShutdownOptions()
 _stop_requests = 0
 
@@ -112,13 +112,13 @@ def _prepare_agent(**_: Any) -> None:
     try:
         control = RedisStore.from_url(settings.control_url())
         known = environments.find_environments(settings.environments)
-        devices = discover_devices(settings.devices)
+        devices = discover_devices(settings.devices, allocation_of(settings))
         before = max(0, settings.virtual_node - 1)
         accounts = run_as.choose_accounts(settings.run_as, devices, settings.nodes_here, before)
         plan, rights = choose_box(settings, known, accounts, devices)
         if plan is None:
             run_as.warn_of_access(accounts, len(devices) * settings.nodes_here)
-        config = NodeConfig(settings, devices, known, accounts, rights, plan)
+        config = NodeConfig(settings, devices, known, accounts, rights, plan, shutdown_options.idle_exit)
         agent = Agent(config, control, AppHintSender(app), _reconnect_consumer)
         agent.prepare()
     except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:
@@ -162,7 +162,7 @@ def _stop_agent(**_: Any) -> None:
     if shutdown_options.drain:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _count_signal)  # Celery's own handlers would count nothing from here on
-        agent.drain(shutdown_options.drain_seconds, lambda: _stop_requests > 1)
+        agent.drain(shutdown_options.drain_seconds, lambda: _stop_requests > 1 and not shutdown_options.in_block)
     agent.stop(stop_attempts=shutdown_options.stop_attempts)
 
 

@@ -20,6 +20,7 @@ router = APIRouter(tags=["fleet"])
 Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` shows it")]
 
 PoolName = Annotated[str, Path(max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN)]
+BlockId = Annotated[str, Path(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 DeviceId = Annotated[
     str, Path(alias="id", max_length=200, description="`name_in_fleet` of `GET /v1/nodes`, or the node and the label")
 ]
@@ -39,6 +40,14 @@ async def set_policy(who: Admin, fleet: ServiceDep, pool: PoolName, body: Body) 
     """Which box a node must have to take work, and which network jobs get. It counts for what starts from now on. A
     node that lacks the box stays visible, and takes no work. The pool need not have a node yet."""
     return responses.json_response(await fleet.set_policy(who, pool, body))
+
+
+@router.delete("/v1/pools/{pool}/blocks/{block}", status_code=204, **describe("Forget a block that is over"))
+async def end_block(who: Admin, fleet: ServiceDep, pool: PoolName, block: BlockId) -> Response:
+    """The engine has ended a block of nodes, so nothing of it runs any more: leases there end at once, and its nodes
+    are forgotten with all that they held. No node of it can join again. For epilogues; may be repeated."""
+    await fleet.end_block(who, pool, block)
+    return Response(status_code=204)
 
 
 @router.get("/v1/nodes", **describe("List nodes", NodeList))

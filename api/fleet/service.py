@@ -10,8 +10,10 @@ from api.schemas.requests import parse_drain, parse_policy, parse_quarantine
 from jobs import store
 from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT
+from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
+from jobs.store.provided_pools import end_block
 from shardyard.contract.errors import Forbidden, NotFound
 from shardyard.contract.fleet import DeviceHistory, NodeList, NodeView, PoolList, PoolView
 
@@ -122,6 +124,14 @@ class FleetService:
             if not known:  # else it went by this very call, whose first reply was lost
                 raise
         audit.log_audit_event(who, "node_forgotten", node=node)
+
+    async def end_block(self, who: Principal, pool: str, block: str) -> None:
+        """Forget the nodes of a block that its engine has ended, which proves that nothing of it runs. Raises
+        Forbidden."""
+        _require_operator(who)
+        message = f"block {block} is over: its engine says so"
+        nodes = await self._store.run(end_block(pool, block, message, backoff_seconds=backoff_seconds()))
+        audit.log_audit_event(who, "block_ended", pool=pool, block=block, nodes=nodes)
 
 
 def find_device(fleet: FleetRecords, name: str) -> tuple[NodeRecord, DeviceRecord] | None:

@@ -26,6 +26,7 @@ class GaugeValues:
     readings: Mapping[str, Sequence[NodeReading]] = field(default_factory=dict)  # of devices that work, by node
     disks: Sequence[DiskSpace] = ()  # that the API process needs
     audit_waiting: int = 0  # entries of the audit that are not written
+    wanted_nodes: Mapping[str, int] = field(default_factory=dict)  # by pool
 
 
 class ProcessMetrics:
@@ -78,7 +79,7 @@ class ProcessMetrics:
         self._waiting.set(counts.waiting)
         self._streams.set(counts.streams)
         self._audit.set(counts.audit_waiting)
-        self._pools.show(counts.pools)
+        self._pools.show(counts.pools, counts.wanted_nodes)
         for disk in counts.disks:
             self._disks["free"].labels(disk.name).set(disk.free_bytes)
             self._disks["reserve"].labels(disk.name).set(disk.reserve_bytes)
@@ -99,11 +100,16 @@ class PoolGauges:
         self._unboxed = gauge("unboxed_nodes", "Live nodes that lack the box which their pool demands")
         self._low_disks = gauge("low_disk_nodes", "Live nodes that take no work because a disk has too little room")
         self._queued = gauge("queued_jobs", "Jobs that wait in a pool")
+        self._wanted = gauge("pool_wanted_nodes", "Nodes that work, and those that what waits needs besides")
+        self._blocks = gauge("pool_blocks", "Blocks that an engine was asked for", "state")
 
-    def show(self, pools: Sequence[PoolView]) -> None:
+    def show(self, pools: Sequence[PoolView], wanted: Mapping[str, int]) -> None:
         """A pool that is gone is shown no more."""
-        for gauge in (self._devices, self._nodes, self._boxes, self._unboxed, self._low_disks, self._queued):
+        shown = (self._devices, self._nodes, self._boxes, self._unboxed, self._low_disks, self._queued)
+        for gauge in (*shown, self._wanted, self._blocks):
             gauge.clear()
+        for name, nodes in wanted.items():
+            self._wanted.labels(name).set(nodes)
         for pool in pools:
             for state in ("free", "leased", "quarantined"):
                 self._devices.labels(pool.name, state).set(getattr(pool, state))
@@ -114,6 +120,14 @@ class PoolGauges:
             for level, number in pool.boxes.items():
                 self._boxes.labels(pool.name, level).set(number)
             self._queued.labels(pool.name).set(pool.queued)
+            if pool.engine is not None:
+                states = [block.state for block in pool.engine.blocks]
+                for state in BLOCK_STATES:
+                    self._blocks.labels(pool.name, state).set(states.count(state))
+
+
+#: Of the blocks of an engine.
+BLOCK_STATES = ("submitting", "pending", "starting", "running")
 
 
 class DeviceGauges:

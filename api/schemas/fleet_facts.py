@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jobs.model.provided_pool import ProvidedPools
 from jobs.model.records import BOX_RIGHTS, NodeRecord
 from jobs.store import FleetRecords
 from shardyard.formatting import count_noun
@@ -48,21 +49,28 @@ class NodeReach:
 
 @dataclass(frozen=True, slots=True)
 class FleetFacts:
-    """`boxes` has the pools in which a node lacks the box, `reaches` those whose nodes do not all reach each other."""
+    """`boxes` has the pools in which a node lacks the box, `reaches` those whose nodes do not all reach each other,
+    `provided` those whose nodes a provider asks of an engine."""
 
     names: DeviceNames = field(default_factory=dict)
     boxes: Mapping[str, PoolBoxes] = field(default_factory=dict)
     reaches: Mapping[str, tuple[NodeReach, ...]] = field(default_factory=dict)
+    provided: ProvidedPools = field(default_factory=dict)
 
     @classmethod
     def from_records(cls, fleet: FleetRecords) -> "FleetFacts":
         names = {node.id: {device.index: device.label for device in node.info.devices} for node in fleet.nodes}
-        return cls(names, dict(_pool_boxes(fleet)), dict(_pool_reaches(fleet)))
+        return cls(names, dict(_pool_boxes(fleet)), dict(_pool_reaches(fleet)), fleet.provided)
 
     def labels(self, node: str, indexes: Sequence[int]) -> list[str]:
         """Names of devices for people. A device of a node that is unknown now keeps its index."""
         names = self.names.get(node, {})
         return [names.get(index, f"device:{index}") for index in indexes]
+
+    def missing_nodes(self, pool: str) -> str:
+        """Why the nodes that a job waits for are not there yet; "" where no engine will give any."""
+        provided = self.provided.get(pool)
+        return "" if provided is None else provided.why_waiting
 
     def missing_box(self, pool: str, devices: int) -> str:
         """Why a job that wants so many devices of one node finds no box in its pool; "" where it may find one, or could

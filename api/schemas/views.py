@@ -10,6 +10,7 @@ from api.schemas.fleet_facts import FleetFacts
 from jobs.model.device_history import HistoryLine
 from jobs.model.parts import ranks_of_part
 from jobs.model.pool_policy import BOX_LEVELS, DEFAULT_POLICY
+from jobs.model.provided_pool import ProvidedPool
 from jobs.model.records import (
     BOX_RIGHTS,
     AttemptRecord,
@@ -28,11 +29,13 @@ from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import AttemptId, FleetRecords, HistoryPage, JobView
 from jobs.store.accounts.tenant_secrets import SecretRecord
 from shardyard.contract.fleet import (
+    BlockView,
     BoxRightView,
     BoxView,
     DeviceHistory,
     DeviceHistoryLine,
     DeviceView,
+    EngineView,
     LowDiskView,
     NodeView,
     PoolView,
@@ -166,6 +169,10 @@ def _waiting_reason(job: JobRow, queue: QueueView, fleet: FleetFacts) -> tuple[S
     if missing_box := fleet.missing_box(job.pool, job.devices):
         words = f"needs {_wanted(job)} in pool {job.pool}, {missing_box}; `shardyard nodes --box` shows why"
         return StateReason.UNBOXED, words
+    has_room = queue.largest_gap >= job.devices and queue.free >= job.devices * job.nodes
+    if not has_room and (missing_nodes := fleet.missing_nodes(job.pool)):
+        ahead = f", {count_noun(queue.ahead, 'job')} ahead" if queue.ahead else ""
+        return StateReason.WAITING_FOR_NODES, f"{missing_nodes}{ahead}"
     if queue.live_nodes == 0 and queue.low_nodes:
         words = (
             f"needs {_wanted(job)} in pool {job.pool}, whose nodes take no work while their disks have less free space "
@@ -242,7 +249,8 @@ def attempt_view(record: AttemptRecord, fleet: FleetFacts) -> AttemptView:
 
 
 def pool_views(fleet: FleetRecords) -> list[PoolView]:
-    names = sorted(set(fleet.queued) | set(fleet.policies) | {node.pool for node in fleet.nodes})
+    nodes = {node.pool for node in fleet.nodes}
+    names = sorted(nodes | fleet.queued.keys() | fleet.policies.keys() | fleet.provided.keys())
     return [pool_view(name, fleet) for name in names]
 
 
@@ -251,13 +259,16 @@ def pool_view(name: str, fleet: FleetRecords) -> PoolView:
     nodes = [node for node in fleet.nodes if node.pool == name]
     policy = fleet.policies.get(name, DEFAULT_POLICY)
     boxes = Counter(node.info.box_level for node in nodes if node.alive)
+    provided = fleet.provided.get(name)
     return PoolView(
         name=name,
         devices=sum(len(node.info.devices) for node in nodes),
         free=sum(node.free for node in nodes),
         leased=sum(len(node.held) for node in nodes),
         quarantined=sum(len(node.quarantine.keys() - node.held.keys()) for node in nodes),
-        largest_node=max((len(node.info.devices) for node in nodes), default=0),
+        largest_node=max(
+            (*(len(node.info.devices) for node in nodes), provided.largest_node if provided else 0), default=0
+        ),
         nodes=len(nodes),
         live_nodes=sum(node.alive for node in nodes),
         queued=fleet.queued.get(name, 0),
@@ -267,6 +278,21 @@ def pool_view(name: str, fleet: FleetRecords) -> PoolView:
         boxes={level: boxes[level] for level in BOX_LEVELS},
         unboxed=sum(node.alive and node.unboxed for node in nodes),
         low_disk=sum(node.alive and node.low is not None for node in nodes),
+        engine=None if provided is None else _engine_view(provided),
+    )
+
+
+def _engine_view(provided: ProvidedPool) -> EngineView:
+    offer = provided.offer
+    return EngineView(
+        name=offer.engine,
+        provider=offer.provider,
+        silent=provided.silent,
+        node_devices=offer.devices,
+        min_nodes=offer.min_nodes,
+        max_nodes=offer.nodes,
+        error=offer.error or None,
+        blocks=[BlockView(id=one.id, nodes=one.nodes, state=one.state, why=one.why) for one in provided.blocks],
     )
 
 
@@ -292,6 +318,7 @@ def node_view(record: NodeRecord, tenant: str, queued: int) -> NodeView:
         low_disk=None if record.low is None else LowDiskView(**msgspec.structs.asdict(record.low)),
         virtual=record.info.virtual,
         topology=record.topology,
+        block=record.block or None,
     )
 
 

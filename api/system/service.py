@@ -1,6 +1,6 @@
 """Readiness and gauges of the service itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from api.data.change_notifier import ChangeNotifier
 from api.data.disk_guard import DiskGuard
@@ -12,12 +12,17 @@ from api.http.auth import Principal
 from api.http.prometheus import GaugeValues
 from api.schemas import views
 from jobs import store
+from jobs.scheduling.node_demand import NodeLimits, plan_nodes
 from jobs.store.client import AsyncRedisStore
+from jobs.store.provided_pools import read_demand
 from shardyard.contract.errors import Unavailable
+from shardyard.contract.fleet import PoolView
 from shardyard.contract.responses import Readiness
 
 #: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.
 READY_SECONDS = 0.5
+#: Of a pool whose nodes nobody limits.
+MAX_WANTED_NODES = 1024
 
 
 class SystemService:
@@ -68,6 +73,20 @@ class SystemService:
         readings = await self._telemetry.read_readings([node.id for node in fleet.nodes])
         states = {str(state): number for state, number in jobs.items()}
         waiting, streams = self._changes.waiting_count, self._streams.open_count
-        return GaugeValues(
-            states, views.pool_views(fleet), waiting, streams, readings, self._disks.spaces, self._audit.waiting
-        )
+        pools = views.pool_views(fleet)
+        wanted = await self._count_wanted_nodes(pools)
+        return GaugeValues(states, pools, waiting, streams, readings, self._disks.spaces, self._audit.waiting, wanted)
+
+    async def _count_wanted_nodes(self, pools: Sequence[PoolView]) -> dict[str, int]:
+        """How many nodes each pool should have, for whoever starts and ends them. Where no provider says what a new
+        node has, it is taken to be like the largest there is."""
+        wanted = {}
+        for pool in pools:
+            engine = pool.engine
+            limits = (
+                NodeLimits(pool.largest_node, MAX_WANTED_NODES)
+                if engine is None
+                else NodeLimits(engine.node_devices, engine.max_nodes, engine.min_nodes)
+            )
+            wanted[pool.name] = plan_nodes(await self._store.run(read_demand(pool.name)), limits).wanted
+        return wanted

@@ -370,6 +370,7 @@ class NodeRecord:
     policy: PoolPolicy = DEFAULT_POLICY  # of its pool
     topology: str = ""  # where it stands: nodes of one label are close to each other
     reach: str = ""  # nodes that say the same can run one job together; one that says nothing, with no other
+    block: str = ""  # that it belongs to, and with which it is forgotten; "": it is there for good
 
     @property
     def unboxed(self) -> bool:
@@ -428,6 +429,7 @@ class NodeRecord:
             policy=policy,
             topology=_said_by_worker(fields, b"topology", b"reach_said_by"),
             reach=_said_by_worker(fields, b"reach", b"reach_said_by"),
+            block=_said_by_worker(fields, b"block", b"reach_said_by"),
         )
 
 

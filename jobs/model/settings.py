@@ -238,6 +238,13 @@ class Settings(BaseSettings):
         description="where this node stands, for example its rack or switch: a job on several nodes gets those of one "
         "label first",
     )
+    block: str = Field(
+        "",
+        max_length=63,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
+        description="block of an engine that this node is part of, for example the id of a Slurm job: the node is "
+        "forgotten when that is over; without it, the node is there for good",
+    )
     nodes: int = Field(
         1,
         ge=1,
@@ -321,6 +328,7 @@ class Settings(BaseSettings):
     node_seconds: Seconds = Field(30, description="a node that sends no heartbeat for this long gets no new work")
     reconcile_seconds: Seconds = Field(2, description="how often lost hints are sent again and the queue is checked")
     hold_seconds: float = Field(60, ge=0, description="a job that has waited this long gets a node reserved for it")
+    engine_seconds: Seconds = Field(30, description="how often a provider asks the engine what became of its blocks")
     avoid_slow_from: int = Field(
         0,
         ge=0,

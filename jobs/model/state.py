@@ -46,6 +46,7 @@ class StateReason(StrEnum):
     # queued
     WAITING_FOR_DEVICES = "waiting_for_devices"
     NO_LIVE_NODE = "no_live_node"
+    WAITING_FOR_NODES = "waiting_for_nodes"
     UNBOXED = "unboxed"
     NODE_HAS_NO_ADDRESS = "node_has_no_address"
     STORAGE_LOW = "storage_low"
@@ -91,6 +92,7 @@ class StateReason(StrEnum):
 STATE_OF: dict[StateReason, JobState] = {
     StateReason.WAITING_FOR_DEVICES: JobState.QUEUED,
     StateReason.NO_LIVE_NODE: JobState.QUEUED,
+    StateReason.WAITING_FOR_NODES: JobState.QUEUED,
     StateReason.UNBOXED: JobState.QUEUED,
     StateReason.NODE_HAS_NO_ADDRESS: JobState.QUEUED,
     StateReason.STORAGE_LOW: JobState.QUEUED,

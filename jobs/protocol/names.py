@@ -61,6 +61,7 @@ def secrets_key(tenant: str) -> str:
     return f"{PREFIX}secret:{tenant}"
 
 
+STORAGE_NONCE = PREFIX + "storage"
 SECRET_TENANTS = PREFIX + "secret_tenants"
 WEBHOOK_TENANTS = PREFIX + "webhook_tenants"
 

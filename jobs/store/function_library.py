@@ -39,6 +39,7 @@ SHARED_PARTS = (
     "attempts",
     "drains",
     "preemptions",
+    "blocks",
 )
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; what
 #: brings new data is refused cleanly; everything else must go on, or running jobs could neither renew leases nor end.
@@ -68,6 +69,8 @@ _READING = frozenset(
         "read_versions",
         "read_shares",
         "read_queue",
+        "read_demand",
+        "list_offers",
     }
 )
 _REFUSED_WHEN_FULL = frozenset({"post_test", "put_bundle", "put_secret", "put_webhook", "request_profile", "submit"})

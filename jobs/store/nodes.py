@@ -8,11 +8,13 @@ from typing import Any, Literal
 import msgspec
 
 from jobs.model.pool_policy import DEFAULT_POLICY, PoolPolicy
+from jobs.model.provided_pool import ProvidedPools
 from jobs.model.records import Fields, LowDisk, NodeInfo, NodeRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId, PartId
 from jobs.store.call import Call, call_function, is_ok, read_hash
 from jobs.store.policies import decode_policies
+from jobs.store.provided_pools import read_provided
 from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
 
 #: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is
@@ -24,6 +26,7 @@ class Registration(StrEnum):
     OK = "ok"
     TAKEN = "taken"  # another worker, with another state directory, serves this node now
     STRANDED = "stranded"  # the node holds devices of attempts whose traces are in another state directory
+    OVER = "over"  # the block that it belongs to has ended
 
 
 def register_node(
@@ -36,9 +39,11 @@ def register_node(
     home: str,
     reach: str = "",
     topology: str = "",
+    block: str = "",
 ) -> Call[Registration]:
     """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts. Nodes of the
-    same `reach` can run one job together (empty: it can with none), and those of the same `topology` do so first."""
+    same `reach` can run one job together (empty: it can with none), and those of the same `topology` do so first. A
+    node of a `block` is forgotten with that."""
     return call_function(
         "register_node",
         lambda reply: Registration(reply.decode()),
@@ -54,6 +59,7 @@ def register_node(
         box_network="1" if info.has_right("network") else "",
         reach=reach,
         topology=topology,
+        block=block,
     )
 
 
@@ -128,6 +134,17 @@ def renew_node(
 def take_down_node(node: str, heartbeat: int | None) -> Call[bool]:
     """Take a node out of scheduling: its beat stood still, or (`heartbeat` None) it says so itself."""
     return call_function("take_down_node", is_ok, node=node, heartbeat="" if heartbeat is None else heartbeat)
+
+
+def leave_block(node: str, instance: str) -> Call[bool]:
+    """Take a node of a block out of the service for good. False: something still holds its devices, so it is forgotten
+    with its block."""
+    return call_function("leave_block", is_ok, node=node, instance=instance)
+
+
+def leave_idle_node(node: str) -> Call[bool]:
+    """Give a node no more work because it has been idle. False: it has just got some."""
+    return call_function("leave_idle_node", is_ok, node=node)
 
 
 def stop_node(node: str) -> Call[int]:
@@ -233,13 +250,14 @@ class FleetRecords:
     nodes: tuple[NodeRecord, ...]
     queued: dict[str, int]  # pool -> jobs that wait in it
     policies: Mapping[str, PoolPolicy] = field(default_factory=dict)  # by pool, of those that have one
+    provided: ProvidedPools = field(default_factory=dict)  # by pool, of those that a provider keeps
 
 
 def read_fleet() -> Call[FleetRecords]:
     """Every node, pool and policy."""
 
     def decode(reply: Sequence[Any]) -> FleetRecords:
-        nodes, pools, found = reply
+        nodes, pools, found, provided = reply
         policies = decode_policies(read_hash(found))
         records = (
             _read_node(node.decode(), [read_hash(reply) for reply in hashes], policies) for node, *hashes in nodes
@@ -248,6 +266,7 @@ def read_fleet() -> Call[FleetRecords]:
             tuple(sorted(records, key=lambda node: node.id)),
             {pool.decode(): int(n) for pool, n in sorted(pools)},
             policies,
+            read_provided(provided),
         )
 
     return call_function("read_fleet", decode)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from shardyard.cli.common import AsJson, Commands, make_console, make_table, print_json
+from shardyard.cli.common import AsJson, Commands, make_console, make_table, parse_seconds, print_json
 from shardyard.cli.server_extra import require_server
 from shardyard.contract.errors import InvalidRequest
 
@@ -213,13 +213,43 @@ def worker_command(
             show_default=False,
         ),
     ] = None,
+    block: Annotated[
+        str,
+        typer.Option(
+            envvar="SHARDYARD_BLOCK",
+            metavar="ID",
+            help="This host is here for a time, as part of a block of an engine, for example a Slurm job.",
+            show_default=False,
+        ),
+    ] = "",
+    idle_exit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Of a block: leave after so long without a job: seconds, or 90s, 10m, 2h.",
+            show_default=False,
+        ),
+    ] = None,
+    lifetime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Of a block: drain after so long, before the engine ends it: seconds, or 55m, 8h.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage.
 
     SIGTERM ends the worker; running attempts continue, and the next worker of this node adopts them. With --drain the
     worker waits first, and a second SIGTERM ends it at once.
 
+    With --block, SIGTERM and SIGUSR2 mean that the host is about to be taken away: attempts save a checkpoint and move
+    to other nodes, at once or after --drain SECONDS, and the node is forgotten.
+
     shardyard worker --pool a100 --devices cuda:0-7 --drain 600
+
+    shardyard worker --pool slurm --block $SLURM_JOB_ID --idle-exit 600 --lifetime 55m
     """
     require_server("worker")
     _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
@@ -228,7 +258,29 @@ def worker_command(
     os.environ["SHARDYARD_TOPOLOGY"] = topology
     if env:
         os.environ["SHARDYARD_ENVIRONMENTS"] = ",".join(env)
-    _exec_module("workers.node.worker_monitor", *_sigterm_options(stop_attempts_on_exit, drain))
+    if block:
+        os.environ["SHARDYARD_BLOCK"] = block
+    options = _block_options(block, idle_exit, lifetime, stop_attempts_on_exit)
+    _exec_module("workers.node.worker_monitor", *_sigterm_options(stop_attempts_on_exit, drain), *options)
+
+
+def _block_options(block: str, idle_exit: str | None, lifetime: str | None, stop_attempts: bool) -> list[str]:
+    """The worker's arguments for a node of a block.
+
+    Raises:
+        InvalidRequest: they are no times, or make no sense together.
+    """
+    if not block:
+        if idle_exit is not None or lifetime is not None:
+            raise InvalidRequest("--idle-exit and --lifetime are for nodes that are there for a time; add --block ID")
+        return []
+    if stop_attempts:
+        raise InvalidRequest("a node of a block moves its attempts anyway; leave out --stop-attempts-on-exit")
+    found = ["--in-block"]
+    for option, given in (("--idle-exit", idle_exit), ("--lifetime", lifetime)):
+        if given is not None:
+            found += [option, f"{parse_seconds(given, option):g}"]
+    return found
 
 
 def _sigterm_options(stop_attempts: bool, drain: str | None) -> list[str]:
@@ -262,6 +314,26 @@ def _refuse_embedded(url: str) -> None:
     )
 
 
+def provider_command(
+    pools: Annotated[
+        Path, typer.Option(envvar="SHARDYARD_POOLS", metavar="FILE", help="TOML file of the pools to keep.")
+    ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the file, and print the script that sbatch would get for each pool.")
+    ] = False,
+) -> None:
+    """Keep the nodes of pools that Slurm supplies: ask it for blocks when jobs wait, and let them go.
+
+    Run it where sbatch is, with the service's settings in the environment as for a worker.
+
+    shardyard provider --pools pools.toml --check
+    """
+    require_server("provider")
+    if not check:
+        _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
+    _exec_module("workers.provider.main", "--pools", str(pools), *(["--check"] if check else []))
+
+
 def config_command(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
     require_server("config")
@@ -289,5 +361,6 @@ COMMANDS: Commands = {
     "demo": demo_command,
     "api": api_command,
     "worker": worker_command,
+    "provider": provider_command,
     "config": config_command,
 }

@@ -273,6 +273,10 @@ class AsyncClient(AsyncWebhookMethods):
         """Release a device from quarantine, whatever the reason was. Needs an admin token."""
         return await self.call(endpoints.unquarantine_device(node, device))
 
+    async def end_block(self, pool: str, block: str) -> None:
+        """Forget the nodes of a block that its engine has ended. Needs an admin token."""
+        await self.call(endpoints.end_block(pool, block))
+
     async def forget(self, node: str) -> None:
         """Remove a node that is down for good. Needs an admin token."""
         await self.call(endpoints.forget_node(node))

@@ -271,6 +271,10 @@ class Client(WebhookMethods):
         """Release a device from quarantine, whatever the reason was. Needs an admin token."""
         return self.call(endpoints.unquarantine_device(node, device))
 
+    def end_block(self, pool: str, block: str) -> None:
+        """Forget the nodes of a block that its engine has ended. Needs an admin token."""
+        self.call(endpoints.end_block(pool, block))
+
     def forget(self, node: str) -> None:
         """Remove a node that is down for good. Needs an admin token."""
         self.call(endpoints.forget_node(node))

@@ -367,6 +367,10 @@ def unquarantine_device(node: str, device: int) -> HttpCall[fleet.NodeView]:
     return HttpCall(method="DELETE", path=path, kind=fleet.NodeView, repeat=True)
 
 
+def end_block(pool: str, block: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("pools", pool, "blocks", block), kind=NoneType, repeat=True)
+
+
 def forget_node(node: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("nodes", node), kind=NoneType)
 

@@ -120,10 +120,35 @@ class NodeView(Answer, frozen=True, kw_only=True):
     low_disk: LowDiskView | None = None
     virtual: bool = False
     topology: str = ""
+    block: str | None = None  # the engine's block that it belongs to, and with which it is forgotten
 
 
 class NodeList(Answer, frozen=True):
     nodes: list[NodeView]
+
+
+class BlockView(Answer, frozen=True, kw_only=True):
+    """Nodes that an engine gives together. `state` is `submitting`, `pending`, `starting` (its nodes have not joined)
+    or `running`; `why` is the engine's word for a wait. `id` is empty before the engine has answered."""
+
+    id: str = ""
+    nodes: int = 0
+    state: str = ""
+    why: str = ""
+
+
+class EngineView(Answer, frozen=True, kw_only=True):
+    """The engine that gives a pool its nodes, as its provider says: each node has `node_devices`. `error` is why it
+    gives none now; a `silent` provider has not been heard of lately."""
+
+    name: str
+    provider: str = ""
+    silent: bool = False
+    node_devices: int = 0
+    min_nodes: int = 0
+    max_nodes: int = 0
+    error: str | None = None
+    blocks: list[BlockView] = msgspec.field(default_factory=list)
 
 
 class PoolView(Answer, frozen=True, kw_only=True):
@@ -145,6 +170,7 @@ class PoolView(Answer, frozen=True, kw_only=True):
     boxes: dict[str, int] = msgspec.field(default_factory=dict)
     unboxed: int = 0  # live nodes that lack the box which the pool demands
     low_disk: int = 0  # live nodes that take no work because a disk has too little room
+    engine: EngineView | None = None  # None: its nodes are there for good
 
 
 class PoolList(Answer, frozen=True):

@@ -20,6 +20,11 @@ SECONDS = 60.0
 
 #: Writes its pid once it heeds signals, then sleeps; SIGTERM ends it in order.
 STEADY = "trap 'exit 0' TERM; echo $$ >> {pids}; while :; do sleep 0.05; done"
+#: Says that it has heard SIGTERM, and ends once the test has taken that away.
+SLOW = (
+    "trap 'touch {orphan}' TERM; echo $$ >> {pids}; while [ ! -e {orphan} ]; do sleep 0.05; done; "
+    "trap '' TERM; while [ -e {orphan} ]; do sleep 0.05; done; exit 0"
+)
 STUBBORN = "trap '' TERM; echo $$ >> {pids}; while :; do sleep 0.05; done"
 BROKEN = "echo $$ >> {pids}; exit 7"
 #: Leaves a grandchild behind, whose parent ends at once.
@@ -41,7 +46,7 @@ class Kept:
         self.orphan = directory / "orphan"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, script: str, **pace: float) -> None:
+    def start(self, script: str, **pace: float | bool) -> None:
         command = ["/bin/sh", "-c", script.format(pids=self._pids, orphan=self.orphan)]
         patience = {"steady_seconds": 0.3, "first_pause": 0.01, "max_pause": 0.05, "stop_seconds": 5.0} | pace
         self.process = subprocess.Popen([sys.executable, "-c", KEEPER, json.dumps([command, patience])])
@@ -121,6 +126,37 @@ def test_a_second_stop_does_not_wait(kept: Kept) -> None:
     wait_until(lambda: signal.SIGTERM not in pending(kept.keeper.pid))
     kept.keeper.send_signal(signal.SIGTERM)
     assert kept.keeper.wait(SECONDS) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_in_a_block_both_signals_are_a_stop_and_a_repeat_changes_nothing(kept: Kept, number: signal.Signals) -> None:
+    kept.start(SLOW, stop_seconds=SECONDS, in_block=True)
+    worker = kept.worker()
+    for _ in range(3):
+        kept.keeper.send_signal(number)
+    os.kill(worker, signal.SIGUSR2)  # as engines do that signal all processes of a node
+    wait_until(lambda: kept.orphan.exists())
+    kept.keeper.send_signal(signal.SIGTERM)
+    kept.keeper.send_signal(signal.SIGUSR2)
+    wait_until(lambda: not {signal.SIGTERM, signal.SIGUSR2} & pending(kept.keeper.pid))
+    assert not is_gone(worker)
+    kept.orphan.unlink()
+    assert kept.keeper.wait(SECONDS) == 0
+
+
+def test_in_a_block_a_worker_that_leaves_by_itself_is_not_started_again(kept: Kept) -> None:
+    kept.start("echo $$ >> {pids}; exit 0", in_block=True)
+    assert kept.keeper.wait(SECONDS) == 0
+    assert len(kept.pids()) == 1
+
+
+def test_in_a_block_a_worker_that_dies_is_started_again_and_stopped_when_its_lifetime_is_over(kept: Kept) -> None:
+    kept.start(STEADY, in_block=True, lifetime=3.0)
+    began = time.monotonic()
+    os.kill(kept.worker(), signal.SIGKILL)
+    assert kept.keeper.wait(SECONDS) == 0
+    assert time.monotonic() - began > 2
+    assert len(kept.pids()) >= 2
 
 
 def test_a_stop_between_two_starts_starts_nothing_more(kept: Kept) -> None:

@@ -64,6 +64,8 @@ CREDENTIALS = {
     "workers.app",
     "workers.carrier.identity",  # compares the remote with the store that its caller has connected
     "workers.node",
+    "workers.provider.main",
+    "workers.provider.pool_keeper",
     "workers.sandbox.box.choice",
     "workers.sandbox.box.planner",  # from the settings of its worker, as `check`
     "workers.sandbox.check",  # reads from the settings of its worker which paths the service keeps for itself

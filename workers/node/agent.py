@@ -16,6 +16,8 @@ that do the work:
 
 import fcntl
 import os
+import shutil
+import signal
 import threading
 import time
 import uuid
@@ -44,7 +46,7 @@ from workers.node.heartbeat import NodeHeartbeat
 from workers.node.held_attempts import HeldAttempts
 from workers.node.janitor import Janitor
 from workers.node.launcher import AttemptLauncher
-from workers.node.registration import NodeTaken, register_node
+from workers.node.registration import BlockOver, NodeTaken, register_node
 from workers.sandbox import check
 
 log = structlog.get_logger(__name__)
@@ -156,10 +158,19 @@ class Agent:
         try:
             if stop_attempts:
                 self._stop_attempts()
-            self._store.run(store.take_down_node(self._config.node_id, None))
+            self._leave_service()
         except Unavailable as error:
             log.warning("left_without_telling", error=str(error))
         self._forkserver.close()
+
+    def _leave_service(self) -> None:
+        """A node that is there for good stays known, and one of a block is forgotten with what it has on the disk,
+        unless something still runs here."""
+        config = self._config
+        if not config.settings.block:
+            self._store.run(store.take_down_node(config.node_id, None))
+        elif self._store.run(store.leave_block(config.node_id, self._heartbeat.instance)):
+            shutil.rmtree(config.state_dir, ignore_errors=True)
 
     def _announce_drain(self, seconds: float | None, is_hurried: Callable[[], bool]) -> None:
         while not is_hurried():
@@ -199,11 +210,15 @@ class Agent:
                 self._leftovers.renew_leases()
                 CONTROL_REDIS.note_success()
                 self._revive_forkserver()
+                self._leave_if_idle()
             except Unavailable as error:
                 CONTROL_REDIS.note_failure(error)
             except RemoteError as error:
                 log.warning("storage_unavailable", error=str(error))
                 self._stop.wait(RECOVER_SECONDS)
+            except BlockOver as error:
+                log.warning("block_over", why=str(error))
+                os._exit(0)
             except (NodeTaken, FormatMismatch, UnboxedNodes, identity.StorageMismatch) as error:
                 # Another worker has the node, the storage directory is a wrong one, or jobs of several tenants would
                 # run without a box: this worker must end.
@@ -212,6 +227,17 @@ class Agent:
             except Exception:
                 log.exception("agent_failed")
             self._stop.wait(POLL_SECONDS)
+
+    def _leave_if_idle(self) -> None:
+        """End the worker of a block's node that has had no work for long enough."""
+        limit = self._config.idle_exit
+        if limit is None or self._held.idle_seconds < limit:
+            return
+        if self._store.run(store.leave_idle_node(self._config.node_id)):
+            log.info("node_idle", seconds=round(self._held.idle_seconds, 1))
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._held.restart_idle_timer()
+        self._heartbeat.send_soon()  # which tells of work that has just come, if it has
 
     def _replace_forkserver(self) -> None:
         """Take no work until a new forkserver is up: a node that fails every start would use up every job."""

@@ -15,7 +15,7 @@ from workers.sandbox.run_as import NodeAccounts
 class NodeConfig:
     """`environments` are the Pythons that jobs may name. Ranks run in boxes of this `plan`; None: in none. They run
     under `accounts`, or under the account of their box, or under the worker's own. `box` is what the node says of its
-    boxes; None: that was not looked for."""
+    boxes; None: that was not looked for. `idle_exit`: it leaves after so many seconds without an attempt."""
 
     settings: Settings
     devices: tuple[DeviceRecord, ...]
@@ -23,6 +23,7 @@ class NodeConfig:
     accounts: NodeAccounts | None = None
     box: BoxRights | None = None
     plan: BoxPlan | None = None
+    idle_exit: float | None = None
 
     @property
     def node_id(self) -> str:

@@ -2,9 +2,11 @@
 
 import re
 
+import msgspec
 import pynvml
 
 from jobs.model.records import DeviceRecord
+from workers.node.block.allocation import Allocation
 
 VIRTUAL_DEVICES = 8
 MAX_VIRTUAL_DEVICES = 1024
@@ -13,16 +15,18 @@ _GPUS = re.compile(r"cuda:(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
 _VIRTUAL = re.compile(r"cpu:(\d+)")
 
 
-def discover_devices(wanted: str) -> tuple[DeviceRecord, ...]:
+def discover_devices(wanted: str, allocation: Allocation | None = None) -> tuple[DeviceRecord, ...]:
     """The devices that `wanted` names: `auto`, `cuda:0-3`, `cuda:0,2`, or `cpu:8`.
 
-    `auto` takes every GPU; on a host without one, eight virtual devices.
+    `auto` takes every GPU, or those of the `allocation`; where there is none, eight virtual devices.
 
     Raises:
-        ValueError: the text is none of these, or names a GPU that the host does not have.
+        ValueError: the text is none of these, or names a GPU that the host does not have; or the GPUs of the allocation
+            are not there.
     """
     if wanted == "auto":
-        return _read_gpus() or _virtual_devices(VIRTUAL_DEVICES)
+        gpus = _read_gpus() if allocation is None else _allocated_gpus(allocation)
+        return gpus or _virtual_devices(VIRTUAL_DEVICES)
     if match := _VIRTUAL.fullmatch(wanted):
         count = int(match[1])
         if not 1 <= count <= MAX_VIRTUAL_DEVICES:
@@ -51,6 +55,30 @@ def processes_on_gpu(gpu: str) -> list[int]:
 
 def _virtual_devices(count: int) -> tuple[DeviceRecord, ...]:
     return tuple(DeviceRecord(i, "cpu", i, f"cpu:{i}", "virtual device") for i in range(count))
+
+
+def _allocated_gpus(allocation: Allocation) -> tuple[DeviceRecord, ...]:
+    """Inside a cgroup NVML lists the GPUs of the allocation alone, and numbers them anew; else it lists those of the
+    host, and the step's environment says which are ours."""
+    if not allocation.gpus:
+        return ()
+    gpus = _read_gpus()
+    ours = gpus
+    if len(gpus) > allocation.gpus:
+        ours = tuple(gpu for gpu in gpus if _is_visible(gpu, allocation.visible))
+    if len(ours) != allocation.gpus:
+        seen = ", ".join(allocation.visible) or "nothing"
+        raise ValueError(
+            f"Slurm gave this node {allocation.gpus} GPUs (SLURM_GPUS_ON_NODE), of which {len(ours)} were found: the "
+            f"driver lists {len(gpus)}, and CUDA_VISIBLE_DEVICES names {seen}; have Slurm constrain devices "
+            "(ConstrainDevices=yes in cgroup.conf), or name them with --devices"
+        )
+    return tuple(msgspec.structs.replace(gpu, index=index) for index, gpu in enumerate(ours))
+
+
+def _is_visible(gpu: DeviceRecord, visible: tuple[str, ...]) -> bool:
+    """CUDA accepts the beginning of a UUID as well."""
+    return any(gpu.ordinal == int(name) if name.isdecimal() else gpu.id.startswith(name) for name in visible)
 
 
 def _read_gpus() -> tuple[DeviceRecord, ...]:

@@ -243,7 +243,11 @@ def _receive_exactly(line: socket.socket, size: int) -> bytes:
 
 def serve(descriptor: int) -> NoReturn:
     """Import everything, say so, and fork a supervisor for every launch that comes, until the worker is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the worker's to obey
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # of a terminal, or of an engine that means all of a node's processes
+        signal.signal(number, signal.SIG_IGN)  # the worker's to obey
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: no process waits for a supervisor
     line = socket.socket(fileno=descriptor)
     try:

@@ -4,13 +4,13 @@ check."""
 import sys
 
 from jobs import store
-from jobs.model.settings import Settings
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
+from workers.node.block.allocation import read_settings
 
 
 def main() -> int:
-    settings = Settings()
+    settings = read_settings()
     control = RedisStore.from_url(settings.control_url())
     try:
         nodes = control.run(store.read_fleet()).nodes

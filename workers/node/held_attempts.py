@@ -15,6 +15,7 @@ class HeldAttempts:
         self._states: Mapping[AttemptId, AttemptState] = {}
         self._leased_since: dict[AttemptId, float] = {}  # by the monotonic clock, as is the next one
         self._ended_since: dict[AttemptId, float] = {}
+        self._idle_since: float | None = None  # None: the node has an attempt, or nobody has said that it has none
 
     def __bool__(self) -> bool:
         return bool(self._states)
@@ -27,11 +28,16 @@ class HeldAttempts:
 
     def replace_all(self, states: Mapping[AttemptId, AttemptState]) -> None:
         self._states = states
+        if states:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = monotonic()
         self._leased_since = _times_in_state(self._leased_since, states, AttemptState.LEASED)
         self._ended_since = _times_in_state(self._ended_since, states, AttemptState.ENDED)
 
     def add_started(self, attempt: AttemptId) -> None:
         self._states = {**self._states, attempt: AttemptState.LEASED}
+        self._idle_since = None
 
     def remove(self, attempt: AttemptId) -> None:
         self._states = {held: state for held, state in self._states.items() if held != attempt}
@@ -43,6 +49,15 @@ class HeldAttempts:
 
     def restart_lease_timer(self, attempt: AttemptId) -> None:
         self._leased_since.pop(attempt, None)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the node has been known to have no attempt."""
+        since = self._idle_since
+        return 0.0 if since is None else monotonic() - since
+
+    def restart_idle_timer(self) -> None:
+        self._idle_since = None
 
     def seconds_since_end(self, attempt: AttemptId) -> float:
         """How long this attempt has been known to have ended; 0 where it has not."""

@@ -1,6 +1,5 @@
 """Starts supervisors for attempts that wait on this node."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import NotFound, SecretKeyUnusable, UnreadableSpec
 from workers.carrier.access import access_of
 from workers.node import environments, job_secrets
+from workers.node.block.allocation import allocation_of, count_cores
 from workers.node.config import NodeConfig
 from workers.node.forkserver import ForkFailed, ForkServer
 from workers.node.held_attempts import HeldAttempts
@@ -132,7 +132,7 @@ class AttemptLauncher:
         placement = job.record.placement
         settings, accounts, spec = self._config.settings, self._config.accounts, job.spec
         distributed = spec.parallelism.strategy in DISTRIBUTED
-        cores, indexes = len(os.sched_getaffinity(0)), [device.index for device in lease]
+        cores, indexes = count_cores(allocation_of(settings)), [device.index for device in lease]
         return AttemptConfig(
             attempt=attempt,
             spec=spec,
@@ -159,4 +159,5 @@ class AttemptLauncher:
             traceparent=job.record.trace.traceparent,
             target=self._config.target if self._config.target.is_carried else None,
             carry_bytes=settings.carry_bytes,
+            temporary=bool(settings.block),
         )

@@ -1,6 +1,5 @@
 """Registers a node with the service."""
 
-import os
 import socket
 import time
 import uuid
@@ -18,6 +17,7 @@ from shardyard.contract.errors import UnboxedNodes
 from shardyard.contract.unboxed import refusal_text
 from workers.carrier.access import access_of
 from workers.carrier.identity import prove_remote
+from workers.node.block.allocation import allocation_of, count_cores
 from workers.node.config import NodeConfig
 from workers.node.reach import find_reach, identify_loopback
 
@@ -31,6 +31,10 @@ _REFUSALS = {
 }
 
 
+class BlockOver(Exception):
+    """The engine has ended the block of this node."""
+
+
 class NodeTaken(Exception):
     """Another worker serves this node already."""
 
@@ -40,6 +44,7 @@ def register_node(config: NodeConfig, control: RedisStore, instance: str) -> Non
 
     Raises:
         NodeTaken: another worker has this node, or its attempts are recorded elsewhere.
+        BlockOver: the engine has ended its block.
         StorageMismatch: the storage is not that of the service.
         RemoteError: it is not mounted, and does not answer.
         UnboxedNodes: it puts no box around jobs, and the service has several tenants.
@@ -50,7 +55,7 @@ def register_node(config: NodeConfig, control: RedisStore, instance: str) -> Non
     settings = config.settings
     info = NodeInfo(
         host=socket.gethostname(),
-        cores=max(1, len(os.sched_getaffinity(0)) // settings.nodes_here),
+        cores=max(1, count_cores(allocation_of(settings)) // settings.nodes_here),
         version=version("shardyard"),
         devices=config.devices,
         environments=tuple(sorted(config.environments)),
@@ -66,8 +71,11 @@ def register_node(config: NodeConfig, control: RedisStore, instance: str) -> Non
         home=_state_dir_nonce(config),
         reach=find_reach(settings.node_address, identify_loopback()),
         topology=settings.topology,
+        block=settings.block,
     )
     registered = control.run(announce)
+    if registered is store.Registration.OVER:
+        raise BlockOver(f"block {settings.block} is over, so that node {config.node_id} takes no more work")
     if registered is not store.Registration.OK:
         raise NodeTaken(_REFUSALS[registered].format(node=config.node_id))
     log.info("node_registered", node=config.node_id, pool=settings.pool, devices=len(config.devices))

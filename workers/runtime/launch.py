@@ -63,6 +63,7 @@ class AttemptConfig:
     traceparent: str = ""  # the trace that its job belongs to, for its ranks; "": none
     target: StorageTarget | None = None  # to which `storage` is carried; None: all nodes mount it
     carry_bytes: int = 2**53  # that may wait on this node to be carried
+    temporary: bool = False  # its node is of a block: an engine's SIGTERM asks for the end of the attempt
 
     @property
     def strategy(self) -> str:

@@ -37,6 +37,7 @@ from workers.supervisor.ending import pending_end
 from workers.supervisor.ending.outcome import AttemptOutcome
 from workers.supervisor.ending.pending_end import PendingCheckpoint, PendingEnd, divide_marks
 from workers.supervisor.main_thread_watch import END_SECONDS, LOST_SECONDS, MainThreadWatch
+from workers.supervisor.stop_signal import is_stop_signalled
 
 log = structlog.get_logger(__name__)
 
@@ -128,7 +129,10 @@ class LeaseHolder:
 
     @property
     def command(self) -> SupervisorCommand:
-        """The newest command. `LOST` is final: another attempt may be running by now."""
+        """The newest command. `LOST` is final: another attempt may be running by now. A signal of the engine that ends
+        this node comes sooner than the command that says the same."""
+        if self._command is SupervisorCommand.GO and is_stop_signalled():
+            return SupervisorCommand.STOP
         return self._command
 
     @property

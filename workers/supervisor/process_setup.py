@@ -15,6 +15,7 @@ from workers.carrier.access import RemoteAccess
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.runtime.process_control import adopt_orphans, close_all_but, name_process
 from workers.runtime.process_status import read_start_time
+from workers.supervisor.stop_signal import heed_stop_signal
 
 CREDENTIALS_SECONDS = 10.0
 
@@ -49,6 +50,8 @@ def own_attempt(config: AttemptConfig) -> AttemptDirectory:
         BlockingIOError: another supervisor has the lock.
     """
     name_process("sy-supervisor")
+    if config.temporary:
+        heed_stop_signal()
     directory = AttemptDirectory.of(config.state_dir, config.attempt)
     directory.create()
     null = os.open(os.devnull, os.O_RDONLY)

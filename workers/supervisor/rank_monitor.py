@@ -61,6 +61,7 @@ from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.step_blocks import StepBlock
 from workers.supervisor.stall_detector import StallDetector, StallReporter
 from workers.supervisor.stop_sequence import StopSequence
+from workers.supervisor.stop_signal import is_stop_signalled
 from workers.supervisor.teardown import TeardownTimer
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
@@ -81,6 +82,9 @@ TICK_SECONDS = 0.1
 DEATH_SECONDS = 2.0
 #: Share of the lease without a renewal after which the supervisor kills its own ranks.
 FENCE = 0.75
+
+
+STOPPED = AttemptOutcome(StateReason.SERVICE_STOPPED, "the service was stopped")
 
 
 class RankMonitor:
@@ -181,9 +185,20 @@ class RankMonitor:
         self._profiles.close()
         self._reader.limits.close()
         self._end_over_limit(monotonic())
-        outcome = self._end.final_outcome()
+        outcome = self._unless_signalled(self._end.final_outcome())
         self._end_log(outcome)
         return outcome
+
+    def _heed_stop_signal(self) -> None:
+        """Where an engine has sent SIGTERM to all processes of this node, what ranks do of it is part of the stop."""
+        if is_stop_signalled() and self._end.is_working:
+            self._check_work(monotonic())
+
+    def _unless_signalled(self, outcome: AttemptOutcome) -> AttemptOutcome:
+        """The same, unless a rank was killed by the signal with which an engine ends a node that the attempt has: on
+        another node, whose supervisor has no say in the outcome."""
+        killed = (outcome.error or {}).get("signal") == signal.SIGTERM.name
+        return STOPPED if killed and self._lease.command is SupervisorCommand.STOP else outcome
 
     def _seconds_to_deadline(self) -> float:
         deadline = self._publisher.next_deadline()
@@ -216,6 +231,7 @@ class RankMonitor:
         )
 
     def _on_record(self, rank: RankHandle, record: StepBatch | SingleRecord) -> None:
+        self._heed_stop_signal()
         if not isinstance(record, StepBatch):
             self._flush_steps(rank)
         self._note_activity(rank.number, record)
@@ -296,6 +312,7 @@ class RankMonitor:
     def _on_death(self, rank: RankHandle) -> None:
         if not rank.reap():
             return
+        self._heed_stop_signal()
         self._loop.unregister(rank.pidfd)
         self._reader.drain_records(rank)
         self._flush_steps(rank)
@@ -423,8 +440,7 @@ class RankMonitor:
         if command is SupervisorCommand.CANCEL:
             self._stop.terminate_ranks(AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled while running"), now)
         elif command is SupervisorCommand.STOP or self._stop.is_saving:
-            outcome = AttemptOutcome(StateReason.SERVICE_STOPPED, "the service was stopped")
-            self._stop.save_and_stop(outcome, now, has_stepped=self._reader.activity.has_stepped)
+            self._stop.save_and_stop(STOPPED, now, has_stepped=self._reader.activity.has_stepped)
         elif self._end.is_overdue(now):
             self._stop.terminate_ranks(self._overdue_outcome(), now)
         else:

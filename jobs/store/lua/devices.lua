@@ -73,9 +73,14 @@ local function take_devices(node, devices, careful)
   return taken
 end
 
--- Takes a node out of a pool, and the pool out of the service where that was its last node.
+-- Takes a pool out of the service that has no node, unless a provider keeps it.
+local function drop_empty_pool(pool)
+  if redis.call('ZCARD', keys.node_sizes(pool)) > 0 or redis.call('HEXISTS', keys.PROVIDED, pool) == 1 then return end
+  redis.call('SREM', keys.POOLS, pool)
+end
+
 local function remove_from_pool(node, pool)
   redis.call('ZREM', keys.free_nodes(pool), node)
   redis.call('ZREM', keys.node_sizes(pool), node)
-  if redis.call('ZCARD', keys.node_sizes(pool)) == 0 then redis.call('SREM', keys.POOLS, pool) end
+  drop_empty_pool(pool)
 end

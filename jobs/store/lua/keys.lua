@@ -39,6 +39,11 @@ keys.LEADER = 'sy:leader'    -- the process that reaps
 keys.POOLS = 'sy:pools'
 keys.NODES = 'sy:nodes'
 keys.POLICIES = 'sy:policies'  -- policies of pools, JSON, by pool; a pool without one has the default
+keys.PROVIDED = 'sy:provided'  -- pools that a provider keeps, by pool: when it last said so, and what, JSON
+function keys.pool_keeper(pool) return 'sy:leader:pool:' .. pool end   -- the provider that keeps a pool
+function keys.blocks(pool) return 'sy:blocks:' .. pool end             -- its blocks, JSON, by their names
+function keys.block_nodes(pool, block) return 'sy:block:' .. pool .. ':' .. block end
+function keys.ended_block(pool, block) return 'sy:ended:' .. pool .. ':' .. block end
 function keys.free_nodes(pool) return 'sy:pool:' .. pool .. ':free' end
 function keys.node_sizes(pool) return 'sy:pool:' .. pool .. ':size' end
 function keys.node(node) return 'sy:node:' .. node end

@@ -54,8 +54,25 @@ def _print_pools(pools: "list[PoolView]") -> None:
         listing.add_row(pool.name, *(str(getattr(pool, column)) for column in columns), up, pool.box, pool.network)
     out = make_console()
     out.print(listing if pools else "no pools: no worker has registered yet")
-    for line in unboxed_lines(pools):
+    for line in [*unboxed_lines(pools), *_engine_lines(pools)]:
         out.print(line, soft_wrap=True)
+
+
+def _engine_lines(pools: "Iterable[PoolView]") -> Iterator[str]:
+    """What providers have asked engines for, and why there is no more."""
+    for pool in pools:
+        if (engine := pool.engine) is None:
+            continue
+        nodes = formatting.count_noun(engine.max_nodes, "node")
+        yield f"{pool.name} gets up to {nodes} of {engine.node_devices} devices from {engine.name} ({engine.provider})"
+        if engine.silent:
+            host = engine.provider.partition(":")[0]
+            yield f"  its provider is not heard of; start `shardyard provider` on {host} again"
+        if engine.error:
+            yield f"  {engine.error}"
+        for block in engine.blocks:
+            why = f": {block.why}" if block.why else ""
+            yield f"  block {block.id or '-'}, {formatting.count_noun(block.nodes, 'node')}, {block.state}{why}"
 
 
 def nodes_command(
@@ -125,6 +142,8 @@ def _node_table(nodes: "list[NodeView]") -> Table:
         columns["HOST"] = lambda node: f"{node.host} (virtual)" if node.virtual else node.host
     if any(node.topology for node in nodes):
         columns["TOPOLOGY"] = lambda node: node.topology or "-"
+    if any(node.block for node in nodes):
+        columns["BLOCK"] = lambda node: node.block or "-"
     listing = make_table(*columns)
     for node in nodes:
         listing.add_row(*(show_column(node) for show_column in columns.values()))

@@ -17,6 +17,7 @@ import pytest
 
 _LIBFAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1")
 _CAP_NET_ADMIN, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 12, 19, 21
+SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 CGROUP_V2 = Path("/sys/fs/cgroup")
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -112,6 +113,11 @@ def _strace() -> str:
     return _tries(["strace", "-qq", "-e", "inject=fsync:error=EIO", "true"])
 
 
+def _slurm() -> str:
+    missing = [program for program in SLURM_PROGRAMS if shutil.which(program) is None]
+    return f"there is no {missing[0]} (Debian: apt install slurmctld slurmd slurm-client)" if missing else _network()
+
+
 def _libfaketime() -> str:
     return "" if libfaketime() else "there is no libfaketime.so.1 (Debian: apt install libfaketime)"
 
@@ -136,6 +142,7 @@ ABILITIES = {
     # Containers mostly mount cgroups read-only, whatever the rights.
     "memory cgroups": Ability(_memory, lambda: False),
     "freezer": Ability(lambda: _makes_group(FREEZER), lambda: False),
+    "slurm": Ability(_slurm, lambda: _capable(_CAP_NET_ADMIN) and _capable(_CAP_SYS_ADMIN) and _are_there("ip")),
     "strace": Ability(_strace, lambda: _capable(_CAP_SYS_PTRACE) and _are_there("strace")),
     # A clone may have no history.
     "previous release": Ability(

@@ -24,6 +24,7 @@ FILLED = {
     "{name}": "index.js",
     "{node}": "host-a",
     "{pool}": "default",
+    "{block}": "4711",
     "{tenant}": "default",
     "{device}": "0",
     "{path:path}": "report.json",

@@ -83,7 +83,12 @@ PLAIN = frozenset(
         *("GET /v1/jobs/{job}/splits/diff", "GET /v1/jobs/{job}/artifacts", "GET /v1/jobs/{job}/profiles"),
         *("GET /v1/jobs/{job}/artifacts/{path:path}", "GET /v1/bundles/{bundle}", "GET /v1/pools", "GET /v1/nodes"),
         "DELETE /v1/bundles/{bundle}",
-        *("GET /v1/devices/{id}/history", "DELETE /v1/nodes/{node}/drain", "DELETE /v1/nodes/{node}"),
+        *(
+            "DELETE /v1/pools/{pool}/blocks/{block}",
+            "GET /v1/devices/{id}/history",
+            "DELETE /v1/nodes/{node}/drain",
+            "DELETE /v1/nodes/{node}",
+        ),
         *("DELETE /v1/nodes/{node}/devices/{device}/quarantine", "GET /v1/recipes", "GET /v1/shares"),
         *("GET /v1/shares/{tenant}", "GET /v1/secrets", "DELETE /v1/secrets/{secret}", "GET /v1/webhooks"),
         *("GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}", "GET /v1/tokens", "DELETE /v1/tokens/{token}"),

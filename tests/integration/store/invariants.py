@@ -81,6 +81,7 @@ def violations(client: "redis.Redis", *, one_version: bool = True) -> list[str]:
         *(_shares(keys) if one_version else ()),
         *_attempts(keys),
         *_devices(keys),
+        *_blocks(keys),
         *_holds(keys),
         *_bundles(keys),
         *_quotas(keys),
@@ -105,6 +106,16 @@ def parts_of(attempt: dict[bytes, bytes]) -> list[Part]:
 
 def _class_of(job: dict[bytes, bytes]) -> str:
     return job[b"devices"].decode() + (f"x{job[b'nodes'].decode()}" if b"nodes" in job else "")
+
+
+def _blocks(keys: Keys) -> Iterator[str]:
+    wanted: dict[str, set[bytes]] = {}
+    for name, node in keys.hashes_at("sy:node:").items():
+        if block := node.get(b"block", b"").decode():
+            wanted.setdefault(f"sy:block:{node[b'pool'].decode()}:{block}", set()).add(name.encode())
+    found = {key: members for key, members in keys.sets.items() if key.startswith("sy:block:")}
+    if found != wanted:
+        yield f"blocks have the nodes {found}, and should have {wanted}"
 
 
 def _indexes(keys: Keys) -> Iterator[str]:

@@ -3,7 +3,7 @@
 -- changes: the processes that follow it begin anew. The secret of a live attempt's link is left out as well.
 -- Returns {key, type, milliseconds to live or -1, {value...}}...
 local LEFT_OUT = {node = true, nodes = true, pool = true, pools = true, free = true, held = true, quarantine = true,
-  devices = true, suspects = true, rate = true, hold = true, outbox = true, leader = true, changes = true, celery = true}
+  devices = true, suspects = true, provided = true, blocks = true, block = true, ended = true, rate = true, hold = true, outbox = true, leader = true, changes = true, celery = true}
 local READ = {
   string = function(key) return {redis.call('GET', key)} end,
   hash = function(key)

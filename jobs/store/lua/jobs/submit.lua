@@ -19,9 +19,13 @@ local bundle_ref = bundle ~= '' and tenant .. '/' .. bundle
 if redis.call('SISMEMBER', keys.POOLS, pool) == 0 then
   return {'unknown_pool', unpack(redis.call('SMEMBERS', keys.POOLS))}
 end
+local offer = read_offer(pool)
+local offered = offer and cjson.decode(offer) or {devices = 0, nodes = 0}  -- a node that a provider would start, and how many
 local largest = redis.call('ZREVRANGE', keys.node_sizes(pool), 0, 0, 'WITHSCORES')
-if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', largest[2] or '0'} end
+largest = math.max(tonumber(largest[2] or 0), offered.nodes > 0 and offered.devices or 0)
+if tonumber(devices) > largest then return {'too_large', tostring(largest)} end
 local able = nodes ~= '1' and redis.call('ZCOUNT', keys.node_sizes(pool), devices, '+inf')
+if able and tonumber(devices) <= offered.devices then able = math.max(able, offered.nodes) end
 if able and able < tonumber(nodes) then return {'too_few_nodes', tostring(able)} end
 -- Last, so that nobody uploads code for a job that could not run anyway.
 if bundle_ref and redis.call('EXISTS', keys.bundle(bundle_ref)) == 0 then return {'unknown_bundle'} end

@@ -4,9 +4,5 @@
 local node, heartbeat = unpack(ARGV)
 if redis.call('EXISTS', keys.node(node)) == 0 then return 'ok' end
 if heartbeat ~= '' and read_field(keys.node(node), 'beat') ~= heartbeat then return 'alive' end
-if read_field(keys.node(node), 'alive') == '1' then
-  post_node_event('node.down', node, '', heartbeat == '' and 'its worker has left' or 'its heartbeat stood still')
-end
-redis.call('HSET', keys.node(node), 'alive', '')
-refresh_node(node)
+take_down(node, heartbeat == '' and 'its worker has left' or 'its heartbeat stood still')
 return 'ok'

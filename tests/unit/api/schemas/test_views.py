@@ -6,6 +6,7 @@ import pytest
 from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
 from jobs.model.pool_policy import PoolPolicy
+from jobs.model.provided_pool import Block, PoolOffer, ProvidedPool
 from jobs.model.records import BOX_RIGHTS, AttemptRecord, BoxRights, Placement, QueueView
 from jobs.model.state import JobState, StateReason
 from jobs.store import FleetRecords, JobView
@@ -80,6 +81,47 @@ def test_a_job_that_waits_for_several_nodes_says_when_those_of_its_pool_do_not_r
     )
     assert views.reason_view(gang, queue(live_nodes=0), fleet).code == "no_live_node"
     assert views.reason_view(a_job(devices=2), queue(0, 8, 4, 2), fleet).code == "waiting_for_devices"
+
+
+def provided(*blocks: Block, error: str = "", silent: bool = False, nodes: int = 2) -> FleetFacts:
+    offer = PoolOffer("slurm", "login:/etc/pools.toml", devices=4, nodes=nodes, error=error)
+    return FleetFacts.from_records(FleetRecords((), {}, {}, {"a100": ProvidedPool(offer, silent, blocks)}))
+
+
+PENDING = Block("sy-1", 1, id="4711", state="pending", why="Priority")
+STARTING = Block("sy-0", 1, id="4710", state="starting")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "ahead", "words"),
+    [
+        (provided(PENDING), 0, "block 4711 is pending in Slurm: Priority"),
+        (provided(PENDING), 2, "block 4711 is pending in Slurm: Priority, 2 jobs ahead"),
+        (provided(PENDING, STARTING), 0, "block 4710 has begun in Slurm, and its nodes have not joined yet"),
+        (provided(Block("sy-2", 2)), 0, "a block of 2 was asked of Slurm"),
+        (
+            provided(error="sbatch: error: invalid partition"),
+            0,
+            "Slurm gives no block: sbatch: error: invalid partition",
+        ),
+        (provided(), 0, "a block will be asked of Slurm"),
+        (
+            provided(PENDING, silent=True),
+            0,
+            "the provider of this pool (login:/etc/pools.toml) is not heard of; start `shardyard provider` again",
+        ),
+    ],
+)
+def test_a_job_says_which_block_it_waits_for(fleet: FleetFacts, ahead: int, words: str) -> None:
+    reason = views.reason_view(a_job(devices=4), queue(ahead, live_nodes=0, total=0), fleet)
+    assert (reason.code, reason.message) == ("waiting_for_nodes", words)
+
+
+def test_a_job_waits_for_devices_where_they_are_free_or_no_more_nodes_will_come() -> None:
+    assert views.reason_view(a_job(devices=2), queue(0, 4, 4), provided(PENDING)).code == "waiting_for_devices"
+    there = Block("sy-1", 1, id="1", state="running", registered=1)
+    full = provided(there, nodes=1)
+    assert views.reason_view(a_job(devices=4), queue(1, 0, 0), full).code == "waiting_for_devices"
 
 
 def test_a_job_that_waits_for_several_nodes_says_for_how_many() -> None:

@@ -1,6 +1,7 @@
 import pynvml
 import pytest
 
+from workers.node.block.allocation import Allocation
 from workers.node.devices import discover_devices, processes_on_gpu
 
 
@@ -118,3 +119,35 @@ def test_virtual_devices_may_be_asked_for_where_there_are_gpus() -> None:
 def test_text_that_names_no_device_of_the_host_is_refused_with_the_reason(wanted: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         discover_devices(wanted)
+
+
+# -- an allocation of Slurm ----------------------------------------------------------------------------
+
+
+def allocated(monkeypatch: pytest.MonkeyPatch, on_host: int, gpus: int, *visible: str) -> list[tuple[int, str]]:
+    monkeypatch.setattr("workers.node.devices.pynvml", Nvml(on_host))
+    found = discover_devices("auto", Allocation("gpu-7", gpus, None, visible))
+    return [(device.index, device.id) for device in found]
+
+
+def test_inside_a_cgroup_every_gpu_that_is_seen_is_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allocated(monkeypatch, 2, 2, "0", "1") == [(0, "GPU-0"), (1, "GPU-1")]
+
+
+def test_where_all_gpus_of_the_host_are_seen_the_step_names_those_of_the_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert allocated(monkeypatch, 8, 2, "5", "7") == [(0, "GPU-5"), (1, "GPU-7")]
+    assert allocated(monkeypatch, 8, 1, "GPU-3") == [(0, "GPU-3")]
+
+
+def test_without_gpus_in_the_allocation_none_of_the_host_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name for _, name in allocated(monkeypatch, 8, 0)} == {f"cpu:{number}" for number in range(8)}
+
+
+@pytest.mark.parametrize(("on_host", "visible"), [(1, ()), (8, ()), (8, ("0", "1", "2"))])
+def test_gpus_of_an_allocation_that_are_not_found_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, on_host: int, visible: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"Slurm gave this node 2 GPUs .*ConstrainDevices"):
+        allocated(monkeypatch, on_host, 2, *visible)

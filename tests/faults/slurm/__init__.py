@@ -1,0 +1,1 @@
+"""Pools that a real Slurm supplies, and what it does to them."""
