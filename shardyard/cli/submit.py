@@ -140,6 +140,10 @@ ObserveMode = Annotated[
         show_default="the spec's, or auto",
     ),
 ]
+Yes = Annotated[
+    bool,
+    script_option("--yes", "-y", help="Do not ask about a directory that is large, or no project."),
+]
 DryRun = Annotated[bool, script_option("--dry-run", "-n", help="Show what would be sent, and send nothing.")]
 Watch = Annotated[
     bool | None,
@@ -179,6 +183,7 @@ def submit_command(
     max_retries: MaxRetries = 0,
     observe: ObserveMode = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     no_color: NoColor = False,
     url: Url = None,
     token: Token = None,
@@ -210,7 +215,8 @@ def submit_command(
         **_drop_unset(observe=observe and observe.value, keep=_choose_kept(keep or None, no_keep)),
     )
     where = scripts.directory_to_send(directory)
-    code = scripts.UserProgram(script, module, where, tuple(include or ()), tuple(exclude or ()))
+    patterns = tuple(include or ()), tuple(exclude or ())
+    code = scripts.UserProgram(script, module, where, *patterns, named=directory is not None, confirmed=yes)
     service = scripts.SubmitTarget(url, token, as_json)
     return scripts.submit_script(code, wanted, service, dry_run=dry_run, follow=follow is not False)
 

@@ -553,6 +553,7 @@ LACKING = (422, {"code": "unknown_bundle", "detail": "the service has no such bu
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     root.mkdir()
+    (root / ".git").mkdir()  # it is a project
     (root / "train.py").write_text("print('hello')")
     monkeypatch.chdir(root)
     return root
