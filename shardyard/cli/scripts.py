@@ -94,7 +94,7 @@ def submit_script(
         with _pack_selection(chosen, notes) as (file, bundle):
             job = _submit_job(client, _complete_spec(spec, bundle, code, entry), file, bundle, notes)
         if follow:
-            notes.print(f"{job.name} is {job.state}: {job.id}")
+            notes.print(f"{job.name} is {job.state}: {formatting.short_id(job.id)}")
             ended = follow_until_end(client, job.id, service.as_json, prints_lines=True)
             if ended == 1:
                 for note in _missing_file_notes(client.call(endpoints.get_job(job.id)), chosen):
