@@ -62,9 +62,10 @@ from api.http.middleware import (
 from api.http.prometheus import ProcessMetrics
 from api.http.rate_limits import RateLimiter
 from api.http.request_turns import RequestTurns
-from api.jobs import explain_routes
+from api.jobs import explain_routes, resolve_routes
 from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
+from api.jobs.resolve_service import ResolveService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
 from api.joins import routes as join_routes
@@ -117,6 +118,7 @@ STOP_SENDING_SECONDS = 5.0
 PREPARE_SECONDS = 0.5
 
 ROUTERS = (
+    resolve_routes.router,
     job_routes.router,
     explain_routes.router,
     bundle_routes.router,
@@ -303,21 +305,23 @@ def _build_services(
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
+    jobs = JobService(
+        control,
+        records,
+        telemetry,
+        fleet,
+        changes,
+        storage,
+        bundles,
+        secrets,
+        disks,
+        memory,
+        settings.max_artifact_bytes,
+        traces_are_on=traces_are_on,
+    )
     return (
-        JobService(
-            control,
-            records,
-            telemetry,
-            fleet,
-            changes,
-            storage,
-            bundles,
-            secrets,
-            disks,
-            memory,
-            settings.max_artifact_bytes,
-            traces_are_on=traces_are_on,
-        ),
+        jobs,
+        ResolveService(control, jobs, storage),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),

@@ -1,6 +1,7 @@
 """What a client of the service may raise: the tree of `shardyard.contract.errors`. Each class has a stable `code`."""
 
 from shardyard.contract.errors import (
+    AmbiguousReference,
     BadBundle,
     BodyTooLarge,
     BundleNeeded,
@@ -61,6 +62,7 @@ __all__ = [
     "NoAccess",
     "NotFound",
     "Conflict",
+    "AmbiguousReference",
     "IdempotencyConflict",
     "JobFinished",
     "JobNotFinished",

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 from shardyard.contract.plain_text import escape_unsafe
 
+SHORT_ID_DIGITS = 8
+_WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LABEL = re.compile(r"^(\w+):(\d+)$")
 
 
@@ -22,6 +24,26 @@ def format_duration(seconds: float | None) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller:02d} {name}"
     return f"{whole} s"
+
+
+def format_age(seconds: float | None) -> str:
+    """How long ago something was, in one unit: `12 s`, `5 min`, `3 h`, `2 d`; `-` for None."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def short_id(job: str) -> str:
+    """The last eight digits of an id, by which a job can be named: ids of one minute begin alike."""
+    return job[-SHORT_ID_DIGITS:]
+
+
+def is_whole_id(reference: str) -> bool:
+    """Whether this is the id of a job, rather than a part of one or a name."""
+    return _WHOLE_ID.fullmatch(reference) is not None
 
 
 def seconds_between(start: datetime | None, end: datetime | None, now: datetime | None = None) -> float | None:

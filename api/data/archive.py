@@ -6,6 +6,7 @@ stay where they are.
 """
 
 import contextlib
+import itertools
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ log = structlog.get_logger(__name__)
 FORMAT = 1
 #: Files that are read for one page at most, when a filter matches rarely.
 MAX_SCANNED = 2_000
+#: Names of files that are looked through for an id.
+MAX_SEARCHED = 20_000
 _SUFFIX = ".json"
 
 
@@ -117,6 +120,13 @@ def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "",
         if archived is not None and _matches_filter(archived.record, chosen):
             found.append(archived.record)
     return JobRowPage(tuple(found), None)
+
+
+def find_ids(storage: Path, tenant: str, text: str, limit: int) -> list[str]:
+    """Ids of archived jobs that begin or end with a text, newest first, at most so many, and of the newest
+    `MAX_SEARCHED` jobs. Raises OSError."""
+    ids = itertools.islice(_job_ids(storage, tenant, ""), MAX_SEARCHED)
+    return list(itertools.islice((job for job in ids if job.startswith(text) or job.endswith(text)), limit))
 
 
 def oldest_jobs(storage: Path, before: float) -> Iterator[tuple[str, str, Path]]:

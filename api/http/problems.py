@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from jobs.model import validation
-from shardyard.contract.errors import FieldError, ShardyardError
+from shardyard.contract.errors import AmbiguousReference, FieldError, ShardyardError
+from shardyard.contract.responses import JobReference
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +80,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "not_acceptable": (406, "Not acceptable"),
     "conflict": (409, "Conflict"),
     "wrong_offset": (409, "The upload goes on elsewhere"),
+    "ambiguous_reference": (409, "Several jobs fit"),
     "idempotency_conflict": (409, "Idempotency key used for another request"),
     "job_finished": (409, "The job has ended"),
     "bundle_needed": (409, "A job needs the bundle"),
@@ -128,19 +130,29 @@ class Problem(msgspec.Struct, omit_defaults=True):
     code: str
     instance: str
     errors: list[FieldError] = msgspec.field(default_factory=list)
+    candidates: list[JobReference] = msgspec.field(default_factory=list)
 
 
-def problem_response(code: str, detail: str, path: str, fields: tuple[FieldError, ...] = ()) -> Response:
+def problem_response(
+    code: str,
+    detail: str,
+    path: str,
+    fields: tuple[FieldError, ...] = (),
+    candidates: tuple[JobReference, ...] = (),
+) -> Response:
     """The answer for an error code; an unknown code becomes an internal error without details."""
     if code not in PROBLEMS:
         code, detail, fields = "internal_error", "an internal error occurred; the service's log has the details", ()
     status, title = PROBLEMS[code]
-    problem = Problem(f"urn:shardyard:problem:{code}", title, status, detail, code, path, list(fields))
+    problem = Problem(
+        f"urn:shardyard:problem:{code}", title, status, detail, code, path, list(fields), list(candidates)
+    )
     return Response(msgspec.json.encode(problem), status, _STATUS_HEADERS.get(status), MEDIA_TYPE)
 
 
 def error_response(error: ShardyardError, path: str) -> Response:
-    response = problem_response(error.code, error.message, path, error.fields)
+    candidates = error.candidates if isinstance(error, AmbiguousReference) else ()
+    response = problem_response(error.code, error.message, path, error.fields, candidates)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     return response

@@ -42,7 +42,7 @@ _CELERY: Final = ("+evalsha", "+script|load", "+psubscribe", "+punsubscribe")
 
 #: Families of keys that hold what attempts and nodes are, whose transitions change most of them at once.
 _JOBS: Final = (
-    *("job", "spec", "packed", "attempt", "jobs", "names", "named", "finished", "changes", "seq"),
+    *("job", "spec", "packed", "attempt", "jobs", "names", "tails", "named", "finished", "changes", "seq"),
     *("queue", "gangs", "hold", "backoff", "leases", "outbox"),
     *("pools", "nodes", "policies", "pool", "node", "free", "held", "quarantine", "devices", "suspects", "history"),
     *("waiting", "turns", "use", "placed", "weights", "timed"),

@@ -60,6 +60,7 @@ _READING = frozenset(
         "list_secrets",
         "list_webhooks",
         "list_jobs",
+        "newest_jobs",
         "read_command",
         "read_job",
         "read_profile",

@@ -271,6 +271,37 @@ def _filter_arguments(tenant: str, chosen: JobFilter) -> dict[str, Word]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class FoundJobs:
+    """Ids of jobs that begin, and that end, with what was searched for."""
+
+    beginning: tuple[str, ...]
+    ending: tuple[str, ...]
+
+
+def find_jobs(tenant: str, text: str, limit: int) -> Call[FoundJobs | None]:
+    """Jobs whose ids begin or end with a text, at most so many of each. None: the index that this needs has grown, and
+    is not complete yet; call it again."""
+
+    def decode(reply: Sequence[Any]) -> FoundJobs | None:
+        if not reply[0]:
+            return None
+        beginning, ending = (tuple(job.decode() for job in ids) for ids in reply[1:])
+        return FoundJobs(beginning, ending)
+
+    return call_function("find_jobs", decode, tenant=tenant, text=text, limit=limit)
+
+
+def newest_jobs(tenant: str, token: str, limit: int) -> Call[tuple[str, ...]]:
+    """Ids of the newest jobs that a token has submitted, newest first; where none of the newest `MAX_SCANNED` is its
+    own, those of the whole tenant."""
+
+    def decode(reply: Sequence[bytes]) -> tuple[str, ...]:
+        return tuple(job.decode() for job in reply)
+
+    return call_function("newest_jobs", decode, tenant=tenant, token=token, limit=limit, max_scanned=MAX_SCANNED)
+
+
 def list_attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     """All attempts of a job, oldest first. Raises NotFound on execution."""
 

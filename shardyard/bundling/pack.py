@@ -31,6 +31,7 @@ from pathspec import GitIgnoreSpec
 
 from shardyard import formatting
 from shardyard.bundling.gitignore import IgnoreRules, is_ignored, read_rules_above, read_rules_in
+from shardyard.bundling.never_sent import NeverSent
 from shardyard.contract.bundle_rules import DEFAULT_LIMITS, MAX_PARTS, BundleLimits, BundleNames
 from shardyard.contract.errors import BadBundle, FieldError, InvalidRequest
 from shardyard.contract.plain_text import escape_unsafe
@@ -98,16 +99,22 @@ def select_files(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     limits: BundleLimits = DEFAULT_LIMITS,
+    private: Iterable[Path] = (),
 ) -> FileSelection:
     """Select the files of `root` to pack. `entry` is the entry point's path below it, or "" for a module.
 
-    Patterns are those of .gitignore, relative to `root`.
+    Patterns are those of .gitignore, relative to `root`. Credentials are never packed, nor what is at a `private` path:
+    the files and directories of services on this machine.
 
     Raises:
         InvalidRequest: a pattern is not usable, files cannot be read, or there is too much; the
             message says what to leave out.
     """
-    walk = _DirectoryWalk(root, _WantedFiles(entry, tuple(include)), _parse_patterns("--exclude", exclude), limits)
+    never = NeverSent(private)
+    if why := never.why_directory(os.path.realpath(root)):
+        raise InvalidRequest(f"{root} is not sent: {why}")
+    wanted, unwanted = _WantedFiles(entry, tuple(include)), _parse_patterns("--exclude", exclude)
+    walk = _DirectoryWalk(root, wanted, unwanted, limits, never)
     walk.run()
     return walk.chosen
 
@@ -161,8 +168,11 @@ class _WantedFiles:
 class _DirectoryWalk:
     """One walk over a directory, top down, in the order of names."""
 
-    def __init__(self, root: Path, wanted: _WantedFiles, exclude: GitIgnoreSpec, limits: BundleLimits) -> None:
+    def __init__(
+        self, root: Path, wanted: _WantedFiles, exclude: GitIgnoreSpec, limits: BundleLimits, never: NeverSent
+    ) -> None:
         self._root = os.path.realpath(root)
+        self._never = never
         self._wanted = wanted
         self._exclude = exclude
         self._limits = limits
@@ -226,6 +236,8 @@ class _DirectoryWalk:
         """How an entry is packed; or why not, unless a directory above it was left out already."""
         if path.endswith("/") and _is_environment(entry.path):
             return "out", "a Python environment"
+        if path.endswith("/") and (why := self._never.why_directory(entry.path)):
+            return "out", why
         if self._exclude.match_file(path):
             return "out", "--exclude"
         if self._wanted.has(path):
@@ -241,6 +253,8 @@ class _DirectoryWalk:
             return self._add_problem(path, f"cannot be read: {error.strerror}")
         if not stat.S_ISREG(status.st_mode):
             return self._leave_out(path, "not a regular file")
+        if why := self._never.why_file(entry.path, status):
+            return self._leave_out(path, why)
         if not os.access(entry.path, os.R_OK, effective_ids=True):
             return self._add_problem(path, "cannot be read: Permission denied")
         if status.st_size > self._limits.file:
@@ -265,7 +279,10 @@ class _DirectoryWalk:
             raise InvalidRequest(
                 f"more than {self._limits.entries:,} files and directories to pack; leave data out with --exclude, "
                 "and let the script read it from a path that the worker sees",
-                fields=tuple(_fullest_entries(self.chosen)),
+                fields=tuple(
+                    FieldError(escape_unsafe(path), formatting.count_noun(count, "file"))
+                    for path, count in fullest_entries(self.chosen)
+                ),
             )
         try:
             self._names.add(path)
@@ -373,12 +390,9 @@ def _check_size(selection: FileSelection, limits: BundleLimits) -> None:
         )
 
 
-def _fullest_entries(selection: FileSelection) -> list[FieldError]:
-    counts = Counter(_top_entry(source.path) for source in selection.files)
-    return [
-        FieldError(escape_unsafe(path), formatting.count_noun(count, "file"))
-        for path, count in counts.most_common(SHOWN_LARGEST)
-    ]
+def fullest_entries(selection: FileSelection) -> list[tuple[str, int]]:
+    """The files and directories at the top with the most files, as (path, files)."""
+    return Counter(_top_entry(source.path) for source in selection.files).most_common(SHOWN_LARGEST)
 
 
 def _top_entry(path: str) -> str:

@@ -14,7 +14,8 @@ that need it: `shardyard --help` must feel instant.
 """
 
 import sys
-from typing import NoReturn
+from inspect import signature
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -37,6 +38,9 @@ from shardyard.cli import (
 from shardyard.cli.accounts import audit, login, quotas, secrets, shares, tokens, webhooks
 from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, joining, pools
+from shardyard.cli.framework.commands import make_app
+from shardyard.cli.framework.references import takes_references
+from shardyard.cli.listing import job_list
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
 
@@ -155,7 +159,7 @@ MORE_EXAMPLES = {
     ),
 }
 
-app = typer.Typer(
+app = make_app(
     name="shardyard",
     help="PyTorch training on GPU pools, with a report of what each device got of every batch.",
     epilog=EXAMPLES,
@@ -168,7 +172,8 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
     ("Running the service", service.COMMANDS | joining.COMMANDS | backup.COMMANDS | redis_users.COMMANDS),
     (
         "Jobs",
-        jobs.COMMANDS
+        job_list.COMMANDS
+        | jobs.COMMANDS
         | attempts.COMMANDS
         | explain.COMMANDS
         | splits.COMMANDS
@@ -186,12 +191,27 @@ for panel, commands in COMMANDS:
         elif command is service.worker_command:
             app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
-            app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(command)
+            named = takes_references(command) if "job" in signature(command).parameters else command
+            app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(named)
 app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 app.add_typer(quotas.app, name="quota", rich_help_panel="Machines and access")
 app.add_typer(secrets.app, name="secret", rich_help_panel="Machines and access")
 app.add_typer(webhooks.app, name="webhook", rich_help_panel="Machines and access")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def shardyard(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
 
 
 @app.command("version", rich_help_panel="Running the service")
@@ -216,5 +236,6 @@ def exit_code(error: ShardyardError) -> int:
 
 def describe_error(error: ShardyardError) -> str:
     """The message, then one line per wrong field. A job may have chosen some of the words."""
-    lines = [f"error: {error.message}", *(f"  {wrong.field}: {wrong.message}" for wrong in error.fields)]
+    told = (wrong for wrong in error.fields if wrong.message not in error.message)
+    lines = [f"error: {error.message}", *(f"  {wrong.field}: {wrong.message}" for wrong in told)]
     return escape_unsafe("\n".join(lines), keep="\t\n")

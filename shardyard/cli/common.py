@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardyard import formatting
+from shardyard.cli.framework.completion import complete_jobs
 from shardyard.contract.errors import InvalidRequest
 from shardyard.contract.plain_text import escape_unsafe
 
@@ -45,7 +45,8 @@ Token = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
+JOB_HELP = "Its id or a part of it, such as the last eight digits; its name, for the newest of that name; or @last."
+JobId = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, show_default=False, autocompletion=complete_jobs)]
 
 NoColor = Annotated[
     bool,
@@ -81,7 +82,7 @@ class _SafeConsole(Console):
 
     def print(self, *objects: Any, **how: Any) -> None:
         if objects and isinstance(objects[0], Table) and not self.is_terminal:
-            super().print(_plain_rows(objects[0]), soft_wrap=True)
+            super().print(plain_rows(objects[0]), soft_wrap=True)
         else:
             super().print(*objects, **how)
 
@@ -137,7 +138,7 @@ def make_table(*columns: str) -> Table:
     return made
 
 
-def _plain_rows(listing: Table) -> str:
+def plain_rows(listing: Table) -> str:
     """A line for each row, with columns as wide as needed, whatever the terminal's width, and without trailing
     spaces."""
     columns = [
@@ -164,16 +165,16 @@ def parse_seconds(given: str, option: str) -> float:
 
 
 def read_spec(file: str) -> bytes:
-    """A job spec from a file, or from standard input for "-". Raises InvalidRequest."""
-    try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read the job spec {file}: {error.strerror}") from error
+    """A job spec from a file with JSON or YAML, or from standard input for "-", as JSON. Raises InvalidRequest."""
+    from shardyard.specs.spec_files import read_spec_file
+
+    return read_spec_file(file)
 
 
 def print_submitted(job: "JobSummary") -> None:
     """Print a new job: in words in a terminal, its id alone in a pipe."""
     if sys.stdout.isatty():
-        make_console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
+        short = formatting.short_id(job.id)
+        make_console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {short}"))
     else:
         print(job.id)  # for scripts

@@ -1,13 +1,12 @@
-"""Commands about jobs: plan, resubmit, watch, list, show, cancel, suspend, resume, delete."""
+"""Commands about jobs: plan, resubmit, watch, show, cancel, suspend, resume, delete."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import (
+    JOB_HELP,
     AsJson,
     Commands,
     JobId,
@@ -16,22 +15,25 @@ from shardyard.cli.common import (
     Url,
     connect_client,
     make_console,
-    make_table,
     print_answer,
     print_json,
     print_submitted,
     read_spec,
-    state_text,
 )
+from shardyard.cli.framework.completion import (
+    complete_jobs,
+    complete_names,
+    complete_pools,
+    complete_states,
+    complete_streams,
+)
+from shardyard.cli.output.documents import Output, parse_output, print_document
 from shardyard.cli.status import LABEL_WIDTH, state_and_reason, status_lines
-from shardyard.cli.submit import submit_command
+from shardyard.cli.submit import Changes, build_spec, submit_command
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from shardyard.contract.responses import JobList, JobStatus, ListedJob
-
-#: Columns of a terminal from which on a list of jobs shows everything.
-WIDE = 120
+    from shardyard.contract.responses import JobStatus
 
 
 def watch_command(
@@ -41,6 +43,7 @@ def watch_command(
         typer.Option(
             help="Print these lines too: all, or some of stdout, stderr, shard, service with commas between them.",
             show_default=False,
+            autocompletion=complete_streams,
         ),
     ] = None,
     no_color: NoColor = False,
@@ -55,58 +58,17 @@ def watch_command(
         raise typer.Exit(follow_until_end(client, job, as_json, stream=stream))
 
 
-def list_jobs(
-    state: Annotated[str | None, typer.Option(help="Only jobs in this state.", show_default=False)] = None,
-    pool: Annotated[str | None, typer.Option(help="Only jobs of this pool.", show_default=False)] = None,
-    label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.", show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(help="Only jobs of this name.", show_default=False)] = None,
-    archived: Annotated[
-        bool, typer.Option("--archived", help="Jobs that ended long ago, instead of the others.")
-    ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
-    cursor: Annotated[
-        str | None, typer.Option(help="Continue where an earlier list ended.", show_default=False)
-    ] = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
+def show_command(
+    job: JobId, output: Output = None, url: Url = None, token: Token = None, as_json: AsJson = False
 ) -> None:
-    """List jobs, newest first."""
+    """Show one job: its state and the reason, where it runs, its progress and its result. Also: shardyard status."""
     from shardyard.client import endpoints
 
-    chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
-    call = endpoints.list_jobs(**chosen, limit=limit, cursor=cursor)
-    print_answer(call, _print_jobs, url, token, as_json)
-
-
-def _print_jobs(page: "JobList") -> None:
-    out = make_console()
-    columns: dict[str, Callable[[ListedJob], str | Text]] = {
-        "JOB": lambda job: job.id,
-        "NAME": lambda job: job.name,
-        "STATE": lambda job: state_text(job.state),
-        "POOL": lambda job: job.pool,
-        "RUNS": lambda job: f"{job.strategy} on {formatting.devices_on_nodes(job.devices, job.nodes)}",
-        "CREATED": lambda job: formatting.local_time(job.created_at),
-        "#TOOK": lambda job: formatting.format_duration(formatting.seconds_between(job.started_at, job.finished_at)),
-    }
-    if out.width < WIDE:
-        del columns["POOL"], columns["CREATED"]  # an id that is cut off cannot be copied
-    listing = make_table(*columns)
-    listing.columns[0].min_width = 36
-    listing.columns[2].min_width = 9
-    for job in page.jobs:
-        listing.add_row(*(show_column(job) for show_column in columns.values()))
-    out.print(listing if page.jobs else "no jobs")
-    if page.next:
-        out.print(f"more: --cursor {page.next}", style="dim")
-
-
-def show_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Show one job: its state and the reason, where it runs, its progress and its result."""
-    from shardyard.client import endpoints
-
-    print_answer(endpoints.get_job(job), _print_status, url, token, as_json)
+    form = parse_output(output, as_json)
+    if not form.is_document:
+        return print_answer(endpoints.get_job(job), _print_status, url, token, False)
+    with connect_client(url, token) as client:
+        return print_document(client.json(endpoints.get_job(job)), form)
 
 
 def _print_status(status: "JobStatus") -> None:
@@ -117,10 +79,19 @@ def _print_status(status: "JobStatus") -> None:
 
 
 def plan_command(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A job spec in JSON; - reads it from standard input.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="A job spec in JSON or YAML; - reads it from standard input.")
+    ],
     against: Annotated[
-        str | None, typer.Option(metavar="JOB", help="Compare the planned steps with this job's.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Compare the planned steps with this job's.",
+            show_default=False,
+            autocompletion=complete_jobs,
+        ),
     ] = None,
+    changes: Changes = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -128,7 +99,7 @@ def plan_command(
     """Show what a job spec would give each device, and what to change. Nothing is created."""
     from shardyard.client import endpoints
 
-    spec = read_spec(file)
+    spec = build_spec(read_spec(file), changes or [])
     with connect_client(url, token) as client:
         if as_json:
             print_json(client.json(endpoints.plan_job(spec, against=against)))
@@ -144,18 +115,26 @@ def resubmit_command(job: JobId, url: Url = None, token: Token = None, as_json: 
 
 
 def cancel_command(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id.", show_default=False)] = None,
-    state: Annotated[str | None, typer.Option(help="Jobs in this state.", show_default=False)] = None,
-    pool: Annotated[str | None, typer.Option(help="Jobs of this pool.", show_default=False)] = None,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help=JOB_HELP, show_default=False, autocompletion=complete_jobs)
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Jobs in this state.", show_default=False, autocompletion=complete_states)
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="Jobs of this pool.", show_default=False, autocompletion=complete_pools)
+    ] = None,
     label: Annotated[str | None, typer.Option(help="Jobs with this label, key=value.", show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(help="Jobs of this name.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Jobs of this name.", show_default=False, autocompletion=complete_names)
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All jobs that have not ended.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a queued or running job, or all jobs that match every given option."""
+    """Cancel a queued or running job, or all jobs that match every given option. Also: shardyard stop."""
     options = {"state": state, "pool": pool, "label": label, "name": name}
     chosen: dict[str, Any] = {field: value for field, value in options.items() if value is not None}
     if (job is not None) + bool(chosen) + everything != 1:
@@ -216,7 +195,6 @@ COMMANDS: Commands = {
     "submit": submit_command,
     "resubmit": resubmit_command,
     "watch": watch_command,
-    "list": list_jobs,
     "show": show_command,
     "cancel": cancel_command,
     "suspend": suspend_command,

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from shardyard import formatting
 from shardyard.bundling import pack
+from shardyard.bundling.doubts import find_doubts
 from shardyard.bundling.pack import FileSelection, WrittenBundle
 from shardyard.cli.common import connect_client, make_console, make_table, print_json, print_submitted
 from shardyard.client import Client, endpoints, operations
+from shardyard.client.connection import private_paths
 from shardyard.client.scripts import complete_spec
 from shardyard.contract.bundle_rules import may_be_installed
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest
@@ -50,6 +53,8 @@ class UserProgram:
     directory: Path
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    named: bool = False  # the user has named the directory
+    confirmed: bool = False  # it is sent without a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +78,23 @@ def submit_script(
     from shardyard.cli.watch import follow_until_end
 
     entry = entry_file(code)
-    chosen = pack.select_files(code.directory, entry, code.include, code.exclude)
+    chosen = pack.select_files(code.directory, entry, code.include, code.exclude, private=private_paths())
     _check_packed(entry, chosen)
+    doubts = find_doubts(code.directory, chosen, named=code.named)
     notes = Console(stderr=True, quiet=service.as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if dry_run:
         with _pack_selection(chosen, notes) as (_, bundle):
-            return _print_dry_run(_complete_spec(spec, bundle, code, entry), chosen, bundle, service.as_json)
+            whole = _complete_spec(spec, bundle, code, entry)
+            return _print_dry_run(whole, chosen, bundle, doubts, as_json=service.as_json)
+    if doubts and not code.confirmed:
+        _ask_about(doubts, chosen)
     with connect_client(service.url, service.token) as client:
         for note in _submit_notes(spec, code, entry, chosen):
             notes.print(note)
         with _pack_selection(chosen, notes) as (file, bundle):
             job = _submit_job(client, _complete_spec(spec, bundle, code, entry), file, bundle, notes)
         if follow:
-            notes.print(f"{job.name} is {job.state}: {job.id}")
+            notes.print(f"{job.name} is {job.state}: {formatting.short_id(job.id)}")
             ended = follow_until_end(client, job.id, service.as_json, prints_lines=True)
             if ended == 1:
                 for note in _missing_file_notes(client.call(endpoints.get_job(job.id)), chosen):
@@ -187,13 +196,28 @@ def _module_file(module: str, directory: Path) -> str:
 
 
 def directory_to_send(named: str | None) -> Path:
-    """The directory that --dir names, or the current one if that is plausible. Raises InvalidRequest."""
+    """The directory that --dir names, or the current one. Raises InvalidRequest."""
     directory = Path(named or ".")
     if not directory.is_dir():
         raise InvalidRequest(f"--dir {directory}: there is no such directory")
-    if named is None and directory.resolve() in (Path("/"), Path.home().resolve()):
-        raise InvalidRequest(f"all of {directory.resolve()} would be sent; name the project's directory with --dir")
     return directory
+
+
+def _ask_about(doubts: list[str], chosen: FileSelection) -> None:
+    """Ask whether a doubtful directory is to be sent.
+
+    Raises:
+        InvalidRequest: there is nobody to ask.
+        Abort: the answer is no.
+    """
+    size = f"{formatting.count_noun(len(chosen.files), 'file')}, {formatting.byte_count(chosen.bytes)}"
+    why = "; ".join(doubts)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidRequest(
+            f"not sent ({size}), because {why}. --dry-run shows all; --exclude leaves out, --dir names the directory "
+            "of a project, --yes sends it as it is"
+        )
+    typer.confirm(f"{why}.\nSend it ({size})? --dry-run shows all.", abort=True, err=True)
 
 
 def _check_packed(entry: str, chosen: FileSelection) -> None:
@@ -301,8 +325,10 @@ def _is_for_torchrun(script: Path) -> bool:
     return False
 
 
-def _print_dry_run(spec: dict[str, Any], chosen: FileSelection, bundle: WrittenBundle, as_json: bool) -> None:
-    """What would be sent: files, what is left out, and the job spec."""
+def _print_dry_run(
+    spec: dict[str, Any], chosen: FileSelection, bundle: WrittenBundle, doubts: list[str], *, as_json: bool
+) -> None:
+    """What would be sent: files, what is left out, the job spec, and why a submit would ask first."""
     if as_json:
         return print_json(
             {
@@ -311,6 +337,7 @@ def _print_dry_run(spec: dict[str, Any], chosen: FileSelection, bundle: WrittenB
                 "files": [{"path": source.path, "bytes": source.bytes} for source in chosen.files],
                 "directories": chosen.directories,
                 "left_out": [{"path": one.path, "why": one.why} for one in chosen.left_out],
+                "doubts": doubts,
             }
         )
     out = make_console()
@@ -325,4 +352,6 @@ def _print_dry_run(spec: dict[str, Any], chosen: FileSelection, bundle: WrittenB
         out.print("", left_out, sep="\n")
     count, size = formatting.count_noun(len(chosen.files), "file"), formatting.byte_count(chosen.bytes)
     out.print(f"\n{count}, {size}, {formatting.byte_count(bundle.bytes)} as a zip; nothing was sent\n")
+    for doubt in doubts:
+        out.print(f"without --yes a submit asks first: {doubt}\n", style="yellow", soft_wrap=True)
     return print_json(spec)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
 
 from shardyard.cli.common import AsJson, Commands, make_console, make_table, parse_seconds, print_json
+from shardyard.cli.framework.commands import PlainCommand
 from shardyard.cli.server_extra import require_server
 from shardyard.contract.errors import InvalidRequest
 
@@ -117,7 +117,7 @@ MAX_DRAIN_SECONDS = 30 * 86_400
 NO_DEADLINE = "no deadline"
 
 
-class WorkerCommand(TyperCommand):
+class WorkerCommand(PlainCommand):
     """Lets `--drain` stand without its value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -2,13 +2,16 @@
 
 import json
 import os
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from shardyard.cli.common import AsJson, NoColor, Token, Url, connect_client, print_json, print_submitted, read_spec
+from shardyard.cli.framework.commands import PlainCommand
+from shardyard.cli.framework.completion import complete_jobs, complete_pools
+from shardyard.cli.framework.references import find_job_id
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,7 +36,9 @@ PANEL = "A script of your own"
 EXAMPLES = "\n\n".join(
     (
         "[bold]Examples[/]",
-        "shardyard submit job.json --watch                     a job spec",
+        "shardyard submit job.json --watch                     a job spec, in JSON or YAML",
+        "shardyard submit job.yaml --set program.data.batch_size=64 --set labels.team=vision",
+        "shardyard submit --from @last --set program.epochs=9  the spec of a job, changed",
         "shardyard submit --script train.py -- --epochs 3      python train.py ...",
         "shardyard submit --module pkg.train --dir src         python -m pkg.train",
         "shardyard submit --script train.py --strategy ddp --devices 3    torchrun",
@@ -55,7 +60,8 @@ File = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="FILE|ARGS",
-        help="A job spec in JSON, - for standard input; with --script or --module: arguments of the script, behind --.",
+        help="A job spec in JSON or YAML, - for standard input; with --script or --module: arguments of the script, "
+        "behind --.",
         show_default=False,
     ),
 ]
@@ -100,7 +106,9 @@ HowToRun = Annotated[
         show_default="ddp on several nodes, else single",
     ),
 ]
-Pool = Annotated[str | None, script_option(help="Pool to run in.", show_default="default")]
+Pool = Annotated[
+    str | None, script_option(help="Pool to run in.", show_default="default", autocompletion=complete_pools)
+]
 Name = Annotated[str | None, script_option(help="Name of the job.", show_default="from the script's")]
 Labels = Annotated[list[str] | None, script_option("--label", metavar="KEY=VALUE", help="A label, to find the job by.")]
 Priority = Annotated[int, script_option(min=-100, max=100, help="Higher goes first.")]
@@ -140,7 +148,30 @@ ObserveMode = Annotated[
         show_default="the spec's, or auto",
     ),
 ]
+Yes = Annotated[
+    bool,
+    script_option("--yes", "-y", help="Do not ask about a directory that is large, or no project."),
+]
 DryRun = Annotated[bool, script_option("--dry-run", "-n", help="Show what would be sent, and send nothing.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="JOB",
+        help="Submit the spec of this job again, as --set changes it.",
+        show_default=False,
+        autocompletion=complete_jobs,
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field of the spec, for example program.data.batch_size=64; null takes it out.",
+        show_default=False,
+    ),
+]
 Watch = Annotated[
     bool | None,
     typer.Option(
@@ -156,6 +187,8 @@ def submit_command(
     context: typer.Context,
     words: File = None,
     follow: Watch = None,
+    from_job: From = None,
+    changes: Changes = None,
     script: Script = None,
     module: Module = None,
     directory: Directory = None,
@@ -179,6 +212,7 @@ def submit_command(
     max_retries: MaxRetries = 0,
     observe: ObserveMode = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     no_color: NoColor = False,
     url: Url = None,
     token: Token = None,
@@ -190,11 +224,17 @@ def submit_command(
     """
     if script is None and module is None:
         _refuse_options(_options_of_scripts(context))
-        return _submit_spec(_spec_file(words or [], observe), connect_client(url, token), bool(follow), as_json)
+        source = SpecSource(words or [], from_job, changes or [], observe)
+        spec = None if from_job is not None else _read_file(source)
+        with connect_client(url, token) as client:
+            return _submit_spec(spec or _read_spec_of_job(source, client), client, bool(follow), as_json)
+    if from_job is not None:
+        raise InvalidRequest("--from names a job, and --script or --module a program; give one of them")
     if script is not None and module is not None:
         raise InvalidRequest("--script and --module name two programs; give one of them")
     from shardyard.cli import scripts
     from shardyard.client.scripts import build_script_spec
+    from shardyard.specs.changes import change_spec
 
     wanted = build_script_spec(
         words or [],
@@ -209,25 +249,40 @@ def submit_command(
         **_drop_unset(nodes=nodes, strategy=strategy and strategy.value),
         **_drop_unset(observe=observe and observe.value, keep=_choose_kept(keep or None, no_keep)),
     )
+    wanted = change_spec(wanted, changes or [])
     where = scripts.directory_to_send(directory)
-    code = scripts.UserProgram(script, module, where, tuple(include or ()), tuple(exclude or ()))
+    patterns = tuple(include or ()), tuple(exclude or ())
+    code = scripts.UserProgram(script, module, where, *patterns, named=directory is not None, confirmed=yes)
     service = scripts.SubmitTarget(url, token, as_json)
     return scripts.submit_script(code, wanted, service, dry_run=dry_run, follow=follow is not False)
 
 
+@dataclass(frozen=True, slots=True)
+class SpecSource:
+    """Where a spec comes from, a file or a job, and what is changed of it."""
+
+    words: list[str]
+    from_job: str | None
+    changes: list[str]
+    observe: Observe | None = None
+
+    @property
+    def all_changes(self) -> list[str]:
+        return self.changes + ([] if self.observe is None else [f"observe={self.observe.value}"])
+
+
 def _submit_spec(spec: bytes, client: "Client", follow: bool, as_json: bool) -> None:
-    """Submit a spec as it is written. Raises Exit if the job was followed to its end."""
+    """Submit a spec. Raises Exit if the job was followed to its end."""
     from shardyard.cli.watch import follow_until_end
     from shardyard.client import endpoints
 
     call = endpoints.submit_job(spec)
-    with client:
-        if follow:
-            raise typer.Exit(follow_until_end(client, client.call(call).id, as_json))
-        return print_json(client.json(call)) if as_json else print_submitted(client.call(call))
+    if follow:
+        raise typer.Exit(follow_until_end(client, client.call(call).id, as_json))
+    return print_json(client.json(call)) if as_json else print_submitted(client.call(call))
 
 
-class SubmitCommand(TyperCommand):
+class SubmitCommand(PlainCommand):
     """Explains where the arguments of a script go, if one is mistaken for an option of the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -242,22 +297,36 @@ class SubmitCommand(TyperCommand):
             raise
 
 
-def _spec_file(words: list[str], observe: Observe | None = None) -> bytes:
-    """The job spec that the words name, as it is written, or with another `observe`."""
+def _read_file(source: SpecSource) -> bytes:
+    words = source.words
     if len(words) != 1:
-        raise InvalidRequest("name one job spec, or a program with --script or --module")
+        raise InvalidRequest("name one job spec, or a program with --script or --module, or a job with --from")
     if words[0].endswith(".py"):
         raise InvalidRequest(f"{words[0]} is a script, not a job spec: shardyard submit --script {words[0]}")
-    spec = read_spec(words[0])
-    return spec if observe is None else _replace_observe(spec, observe)
+    return build_spec(read_spec(words[0]), source.all_changes)
 
 
-def _replace_observe(spec: bytes, observe: Observe) -> bytes:
+def _read_spec_of_job(source: SpecSource, client: "Client") -> bytes:
+    """The spec of a job, as it was stored: with the defaults of that time."""
+    from shardyard.client import endpoints
+
+    if source.words:
+        raise InvalidRequest("--from takes the spec of a job; leave out the file")
+    job = find_job_id(client, source.from_job or "")
+    return build_spec(json.dumps(client.json(endpoints.get_job(job))["spec"]).encode(), source.all_changes)
+
+
+def build_spec(spec: bytes, changes: list[str]) -> bytes:
+    """A spec with changes; without any it is sent as it was written. Raises InvalidRequest."""
+    if not changes:
+        return spec
+    from shardyard.specs.changes import change_spec
+
     try:
         fields = json.loads(spec)
     except ValueError:
         return spec  # the service says what is wrong with it, and where
-    return json.dumps(fields | {"observe": observe.value}).encode() if isinstance(fields, dict) else spec
+    return json.dumps(change_spec(fields, changes)).encode() if isinstance(fields, dict) else spec
 
 
 def _options_of_scripts(context: typer.Context) -> list[str]:

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, Commands, NoColor, Token, Url, connect_client, make_console
+from shardyard.cli.framework.completion import complete_pools
 from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 
 if TYPE_CHECKING:
@@ -313,7 +314,9 @@ def _waiting_summary(board: ServiceBoard, jobs: Sequence["JobSummary"], room: in
 def top_command(
     sort: Annotated[SortOrder, typer.Option(help="What the list is sorted by.")] = SortOrder.STATE,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.", show_default=False)] = None,
-    pool: Annotated[str | None, typer.Option(help="Only jobs of this pool.", show_default=False)] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="Only jobs of this pool.", show_default=False, autocompletion=complete_pools)
+    ] = None,
     label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs of this name.", show_default=False)] = None,
     no_color: NoColor = False,

@@ -253,8 +253,8 @@ def follow_until_end(
         status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines, stream=stream)
     except KeyboardInterrupt:
         out.print("\nThe job continues.", soft_wrap=True)
-        out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
-        out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
+        out.print(f"  shardyard watch {formatting.short_id(job)}    follows it again", soft_wrap=True)
+        out.print(f"  shardyard cancel {formatting.short_id(job)}   ends it", soft_wrap=True)
         return INTERRUPTED
     if as_json:
         print_json(client.json(endpoints.get_job(job)))
@@ -285,6 +285,7 @@ def _failure_lines(status: JobStatus, *, with_traceback: bool) -> list[str]:
 
 def print_afterwards(client: Client, job: str, console: Console, said: Sequence[str] | set[str] = ()) -> None:
     """Print warnings of the split report that were not printed yet, and the commands that show more."""
+    short = formatting.short_id(job)
     with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
         for finding in client.call(endpoints.get_report(job)).findings:
             words = finding_words(finding)
@@ -295,8 +296,8 @@ def print_afterwards(client: Client, job: str, console: Console, said: Sequence[
             console.print(left_out.message, style="yellow", markup=False, highlight=False, soft_wrap=True)
         kept = [one for one in found.artifacts if one.kind == "file"]
         if kept:
-            console.print(f"{formatting.count_noun(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
-    console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
+            console.print(f"{formatting.count_noun(len(kept), 'file')} kept: shardyard artifacts {short}", style="dim")
+    console.print(f"what each device got: shardyard splits {short}", style="dim", soft_wrap=True)
 
 
 def device_labels(status: JobStatus) -> list[str]:

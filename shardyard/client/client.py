@@ -15,7 +15,7 @@ from shardyard.client import audit_entries, downloads, endpoints, operations
 from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
-from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
+from shardyard.client.transport import BlockingTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.client.webhooks import WebhookMethods
 from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
@@ -23,6 +23,8 @@ from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
 
 if TYPE_CHECKING:
+    import ssl
+
     from shardyard.client.events import Event
     from shardyard.client.report import SplitReport
     from shardyard.client.scripts import ScriptOptions
@@ -35,9 +37,13 @@ class Client(WebhookMethods):
 
     Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,
     else the service that `shardyard up` runs on this machine. `attempts`: how often a request that is
-    safe to repeat is tried while the service is away.
+    safe to repeat is tried while the service is away; `timeout`: seconds for a connection and for each
+    answer, by default 5 and 30; `proxy`: the URL of one, in place of what HTTPS_PROXY and the like say;
+    `verify`: a file of certificates to trust, an `ssl.SSLContext`, for example with a certificate of your
+    own, or False to accept any.
 
     Raises:
+        InvalidRequest: the URL, the proxy or `verify` cannot be used.
         Unavailable: no URL is given, and no service runs here.
         Unauthenticated: no token is given, and the local one is not for this URL.
     """
@@ -48,12 +54,15 @@ class Client(WebhookMethods):
         token: str | None = None,
         *,
         attempts: int = operations.ATTEMPTS,
+        timeout: float | None = None,
+        proxy: str | None = None,
+        verify: "ssl.SSLContext | str | os.PathLike[str] | bool | None" = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         address = find_service(url, token)
         self.url = address.url
-        self._attempts = attempts
-        self._wire = BlockingTransport(address, transport)
+        self._attempts = max(1, attempts)
+        self._wire = BlockingTransport(address, transport, ConnectionOptions(timeout, proxy, verify))
 
     def __enter__(self) -> Self:
         return self
@@ -128,8 +137,14 @@ class Client(WebhookMethods):
         return self.call(endpoints.plan_job(spec, against=against))
 
     def job(self, job: str) -> "Job":
-        """A job by its id. Raises NotFound."""
-        return Job(self, self.call(endpoints.get_job(job)))
+        """A job by its id, by a beginning or an end of it, by its name (the newest of that name), or as `@last`, the
+        newest of yours, or `@last~2`, the second before it.
+
+        Raises:
+            NotFound: there is none.
+            AmbiguousReference: several fit; `candidates` has them.
+        """
+        return Job(self, self.call(endpoints.find_job(job)))
 
     def jobs(
         self,

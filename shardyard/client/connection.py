@@ -46,6 +46,20 @@ def local_service(data_dir: Path) -> LocalService | None:
         return None
 
 
+#: Settings that name files and directories of a service on this machine.
+PRIVATE_SETTINGS = ("DATA_DIR", "STORAGE", "STATE_DIR", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE", "TLS_KEY")
+
+
+def private_paths() -> list[Path]:
+    """Where services of this machine keep their data and credentials, as far as it can be known; nothing of it may be
+    packed with a user's code."""
+    named = [Path(os.environ[f"SHARDYARD_{name}"]) for name in PRIVATE_SETTINGS if os.environ.get(f"SHARDYARD_{name}")]
+    local = local_service(default_data_dir())
+    return [Path("~/.local/share/shardyard").expanduser(), default_data_dir(), *named] + (
+        [] if local is None else [local.token_file]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
     """The address of a service, and the token. An empty token means none. `certificate`: the file of the only one that

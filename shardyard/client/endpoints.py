@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
@@ -14,12 +13,14 @@ from urllib.parse import quote
 from shardyard.client.transport import READ_SECONDS, HttpCall
 from shardyard.contract import audit, fleet, quotas, responses, scheduling, webhooks
 from shardyard.contract.errors import InvalidRequest
+from shardyard.formatting import is_whole_id
+from shardyard.specs.spec_files import read_spec_file
 
 if TYPE_CHECKING:
     from shardyard.client.report import SplitReport
     from shardyard.contract.report_diff import ReportDiff
 
-#: A job spec: a mapping, JSON as text or bytes, or the path of a file with JSON.
+#: A job spec: a mapping, JSON as text or bytes, or the path of a file with JSON or YAML.
 Spec = Mapping[str, Any] | str | bytes | os.PathLike[str]
 
 UPLOAD_BYTES = 256 * 1024
@@ -37,7 +38,7 @@ def spec_body(spec: Spec) -> bytes:
     """A job spec as JSON.
 
     Raises:
-        InvalidRequest: the file cannot be read, or the mapping holds what JSON does not have.
+        InvalidRequest: the file cannot be read or is no YAML, or the mapping holds what JSON does not have.
     """
     if isinstance(spec, bytes):
         return spec
@@ -48,10 +49,7 @@ def spec_body(spec: Spec) -> bytes:
             return json.dumps(spec).encode()
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"the job spec cannot be written as JSON: {error}") from error
-    try:
-        return Path(spec).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read the job spec {os.fspath(spec)}: {error.strerror}") from error
+    return read_spec_file(spec)
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -95,6 +93,16 @@ def get_job(job: str, *, wait: float | None = None, tag: str | None = None) -> H
     headers = {} if tag is None else {"If-None-Match": tag}
     call = _get_request(_build_path("jobs", job), responses.JobStatus, wait=wait)
     return _replace_fields(call, headers=headers, read_seconds=READ_SECONDS + (wait or 0.0))
+
+
+def resolve_job(reference: str) -> HttpCall[responses.ResolvedJob]:
+    """The job that a beginning or an end of its id, its name, `@last` or `@last~2` stands for."""
+    return _get_request("/v1/jobs/resolve", responses.ResolvedJob, ref=reference)
+
+
+def find_job(reference: str) -> HttpCall[responses.JobStatus]:
+    """A job by its id, which needs no search, or by a reference."""
+    return get_job(reference) if is_whole_id(reference) else resolve_job(reference)
 
 
 def resubmit_job(job: str, key: str | None = None) -> HttpCall[responses.JobStatus]:

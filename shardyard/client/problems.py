@@ -6,6 +6,7 @@ import msgspec
 
 from shardyard.client.transport import HttpAnswer
 from shardyard.contract.errors import (
+    AmbiguousReference,
     BodyTooLarge,
     Conflict,
     FieldError,
@@ -16,6 +17,7 @@ from shardyard.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
+from shardyard.contract.responses import JobReference
 
 #: For answers that carry no code of ours, for example a proxy's. 429, 502, 503, 504: another time.
 _BY_STATUS: dict[int, type[ShardyardError]] = {
@@ -40,6 +42,7 @@ class _ProblemBody(msgspec.Struct):
     detail: str = ""
     title: str = ""
     errors: list[_WrongField] = []
+    candidates: tuple[JobReference, ...] = ()
 
 
 def _walk_errors(root: type[ShardyardError]) -> Iterator[type[ShardyardError]]:
@@ -63,6 +66,8 @@ def error_of(answer: HttpAnswer) -> ShardyardError:
         or problem.title
         or f"the service answered {answer.status} {_status_phrase(answer.status)}".strip()
     )
+    if kind is AmbiguousReference:
+        return AmbiguousReference(message, problem.candidates)
     error = kind(message, fields=tuple(FieldError(wrong.field, wrong.message) for wrong in problem.errors))
     if problem.code and problem.code != kind.code:
         vars(error)["code"] = problem.code  # it is of the class for everyone else

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 from shardyard.bundling import pack
 from shardyard.bundling.pack import WrittenBundle
+from shardyard.client.connection import private_paths
 from shardyard.contract.bundle_rules import may_be_installed
 from shardyard.contract.errors import InvalidRequest
 
@@ -91,7 +92,9 @@ def pack_program(
     Raises:
         InvalidRequest: the directory cannot be packed, or the program itself would be left out.
     """
-    chosen = pack.select_files(program.directory, program.entry, include, exclude)
+    if (place := program.directory.resolve()) in (Path("/"), Path.home().resolve()):
+        raise InvalidRequest(f"all of {place} would be sent; move the program into a directory of its own")
+    chosen = pack.select_files(program.directory, program.entry, include, exclude, private=private_paths())
     if program.entry and not any(source.path == program.entry for source in chosen.files):
         raise InvalidRequest(f"{program.entry} would not be sent (see `exclude`); without it there is nothing to run")
     file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it

@@ -5,11 +5,12 @@ a step (send this, wait so long, open a stream, read from it), is sent what came
 value; an `Items` also yields values for the caller. `BlockingTransport` and `AsyncTransport` run them.
 """
 
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 import httpx
@@ -30,6 +31,19 @@ UNTRUSTED = (
 )
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How a client connects. `timeout`: seconds for a connection and for an answer; `proxy`: its URL, in place of what
+    HTTPS_PROXY and the like say; `verify`: a file of certificates, a context, or False to accept any certificate."""
+
+    timeout: float | None = None
+    proxy: str | None = None
+    verify: "ssl.SSLContext | str | os.PathLike[str] | bool | None" = None
+
+
+DEFAULT_OPTIONS: Final = ConnectionOptions()
 
 
 class NotSent(Unavailable):
@@ -117,14 +131,15 @@ def _advance_flow(flow: Generator[Any, Any, Any], outcome: Any) -> Any:
 class BlockingTransport:
     """A transport that blocks. Several threads may use it."""
 
-    def __init__(self, address: ServiceAddress, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        address: ServiceAddress,
+        transport: httpx.BaseTransport | None = None,
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+    ) -> None:
         self.url = address.url
-        self._http = _make_client(
-            address,
-            lambda verify: httpx.Client(
-                base_url=address.url, headers=address.headers, transport=transport, verify=verify
-            ),
-        )
+        self._options = options
+        self._http = _make_client(address, options, lambda **settings: httpx.Client(transport=transport, **settings))
 
     def close(self) -> None:
         self._http.close()
@@ -166,10 +181,12 @@ class BlockingTransport:
                     return None
                 case SendStep(call):
                     body = call.content if call.make is None else call.make()
-                    return _read_answer(self._http.request(**_request_arguments(call), content=body))
+                    return _read_answer(self._http.request(**_request_arguments(call, self._options), content=body))
                 case OpenStep(call):
                     _close_streams(opened)
-                    response = self._http.send(self._http.build_request(**_request_arguments(call)), stream=True)
+                    response = self._http.send(
+                        self._http.build_request(**_request_arguments(call, self._options)), stream=True
+                    )
                     opened.append((response, response.iter_bytes()))
                     if response.is_error:
                         response.read()
@@ -184,13 +201,16 @@ class BlockingTransport:
 class AsyncTransport:
     """A transport that awaits."""
 
-    def __init__(self, address: ServiceAddress, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        address: ServiceAddress,
+        transport: httpx.AsyncBaseTransport | None = None,
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+    ) -> None:
         self.url = address.url
+        self._options = options
         self._http = _make_client(
-            address,
-            lambda verify: httpx.AsyncClient(
-                base_url=address.url, headers=address.headers, transport=transport, verify=verify
-            ),
+            address, options, lambda **settings: httpx.AsyncClient(transport=transport, **settings)
         )
 
     async def close(self) -> None:
@@ -233,10 +253,14 @@ class AsyncTransport:
                     return None
                 case SendStep(call):
                     body = call.content if call.make is None else _iterate_async(call.make())
-                    return _read_answer(await self._http.request(**_request_arguments(call), content=body))
+                    return _read_answer(
+                        await self._http.request(**_request_arguments(call, self._options), content=body)
+                    )
                 case OpenStep(call):
                     await _aclose_streams(opened)
-                    response = await self._http.send(self._http.build_request(**_request_arguments(call)), stream=True)
+                    response = await self._http.send(
+                        self._http.build_request(**_request_arguments(call, self._options)), stream=True
+                    )
                     opened.append((response, response.aiter_bytes()))
                     if response.is_error:
                         await response.aread()
@@ -262,11 +286,32 @@ def translate_failure(url: str, error: Exception) -> ShardyardError:
 C = TypeVar("C", httpx.Client, httpx.AsyncClient)
 
 
-def _make_client(address: ServiceAddress, make: Callable[["ssl.SSLContext | bool"], C]) -> C:
+def _make_client(address: ServiceAddress, options: ConnectionOptions, make: Callable[..., C]) -> C:
+    """
+    Raises:
+        InvalidRequest: the address of the service or of the proxy is no URL, or `verify` is no file of certificates.
+    """
+    verify = _choose_verify(address, options)
     try:
-        return make(True if address.certificate is None else trust_certificate(address.certificate))
+        return make(base_url=address.url, headers=address.headers, verify=verify, proxy=options.proxy)
     except httpx.InvalidURL as error:
         raise InvalidRequest(f"{address.url!r} is not a URL: {error}") from error
+    except (ValueError, ImportError) as error:  # httpx says which schemes there are, or which package SOCKS needs
+        raise InvalidRequest(f"the proxy {options.proxy!r} cannot be used: {error}") from error
+
+
+def _choose_verify(address: ServiceAddress, options: ConnectionOptions) -> "ssl.SSLContext | bool":
+    """What the service's certificate is checked against: what the caller says, else the one that it is known by."""
+    import ssl
+
+    if options.verify is None:
+        return True if address.certificate is None else trust_certificate(address.certificate)
+    if isinstance(options.verify, bool | ssl.SSLContext):
+        return options.verify
+    try:
+        return ssl.create_default_context(cafile=os.fspath(options.verify))
+    except OSError as error:  # an SSLError is an OSError
+        raise InvalidRequest(f"verify: {options.verify} has no certificates that can be used: {error}") from error
 
 
 def trust_certificate(file: Path) -> "ssl.SSLContext":
@@ -288,14 +333,22 @@ def trust_certificate(file: Path) -> "ssl.SSLContext":
     return context
 
 
-def _request_arguments(call: HttpCall[Any]) -> dict[str, Any]:
+def _request_arguments(call: HttpCall[Any], options: ConnectionOptions) -> dict[str, Any]:
     return {
         "method": call.method,
         "url": call.path,
         "params": {name: _parameter_text(value) for name, value in call.params.items() if value is not None},
         "headers": dict(call.headers),
-        "timeout": httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=call.read_seconds),
+        "timeout": _limit_times(call.read_seconds, options.timeout),
     }
+
+
+def _limit_times(read_seconds: float, chosen: float | None) -> httpx.Timeout:
+    """`chosen` replaces what any answer may take; what the service holds a request for by itself comes on top."""
+    if chosen is None:
+        return httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=read_seconds)
+    held = max(0.0, read_seconds - READ_SECONDS)
+    return httpx.Timeout(chosen, read=chosen + held)
 
 
 def _parameter_text(value: Any) -> str:

@@ -20,6 +20,7 @@
     ├── QuotaExceeded             all is used that the tenant or the token may use; `retry_after` says when to ask again
     ├── NotFound                  also what another tenant's id looks like
     ├── Conflict
+    │   ├── AmbiguousReference    several jobs fit the words for one; `candidates` has them
     │   ├── IdempotencyConflict   same key, other body
     │   ├── JobFinished           cancel of a job that has ended
     │   ├── JobNotFinished        delete of a job that has not
@@ -44,7 +45,10 @@ Each class has a stable `code`. HTTP statuses live in one table of `api.http.pro
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from shardyard.contract.responses import JobReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,14 @@ class NotFound(ShardyardError):
 
 class Conflict(ShardyardError):
     code = "conflict"
+
+
+class AmbiguousReference(Conflict):
+    code = "ambiguous_reference"
+
+    def __init__(self, message: str, candidates: "tuple[JobReference, ...]" = ()) -> None:
+        super().__init__(message)
+        self.candidates = candidates
 
 
 class IdempotencyConflict(Conflict):

@@ -151,6 +151,23 @@ class JobStatus(JobSummary, frozen=True, kw_only=True):
     spec: Json = {}  # the job spec, defaults filled in
 
 
+class JobReference(Answer, frozen=True, kw_only=True):
+    """As much of a job as is needed to choose it among several."""
+
+    id: str
+    name: str = ""
+    state: str = ""
+    created_at: datetime | None = None
+
+
+class ResolvedJob(JobStatus, frozen=True, kw_only=True):
+    """The job that a reference stands for, and how it was found. `others` have the same name: those before it, the
+    newest first, and ten at most."""
+
+    matched: str = "id"  # id | prefix | suffix | name | last
+    others: list[JobReference] = []
+
+
 class JobList(Answer, frozen=True):
     jobs: list[ListedJob]
     next: str | None = None

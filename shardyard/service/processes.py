@@ -32,7 +32,7 @@ from typing import ClassVar, Literal
 import shardyard
 from jobs.support.log_follower import LOG_VARIABLE
 from shardyard.contract.errors import Unavailable
-from shardyard.service.service_logs import open_log, rotate_log, tail_log
+from shardyard.service.service_logs import find_last_error, open_log, rotate_log
 
 #: More deaths than this within the window end the service: a restart does not help any more. A process that was
 #: killed by SIGKILL has nothing wrong with itself, so it is started again however often that happens.
@@ -221,8 +221,8 @@ class ProcessGroup:
         full = bool(allowed) and not _has_room(service.lock_path.parent)
         if fatal > allowed and not full:
             often = f", {len(recent)} times within {DEATH_WINDOW_SECONDS:.0f} s" if len(recent) > 1 else ""
-            log = f"The end of {service.log_path}:\n{tail_log(service.log_path)}"
-            raise ServiceError(f"{service.name} {death.how}{often}. {log}")
+            why = find_last_error(service.log_path)
+            raise ServiceError(f"{service.name} {death.how}{often}{f': {why}' if why else ''}. Log: {service.log_path}")
         longest = MAX_BACK_OFF_SECONDS_OF_REDIS if service.keep else MAX_BACK_OFF_SECONDS
         pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), longest)
         self._restarts[service.name] = _PlannedRestart(service, death.at + pause)

@@ -44,6 +44,7 @@ from shardyard.service.listening.listener import Listener, gate_of, make_admin_t
 from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess, is_alive, sole_owner
 from shardyard.service.redis_room import RedisRoom
 from shardyard.service.secret_key_file import find_key_file
+from shardyard.service.start_checks import check_devices, check_redis_url, make_data_directory, read_settings
 from shardyard.service.virtual_nodes import PlannedWorker, find_other_workers, plan_workers, release_ballast
 
 ADMIN_TOKEN = "admin.token"  # noqa: S105  (a file)
@@ -104,6 +105,8 @@ def run_service(options: UpOptions, console: Console) -> None:
         ServiceError: something does not start or does not stay up; what had started is stopped again.
     """
     data_dir = options.data_dir.expanduser().absolute()
+    _check_options(options)
+    make_data_directory(data_dir)
     with sole_owner(data_dir / "up.lock"), InterruptCounter() as interrupts:
         run = _ServiceRun(options, data_dir, console, interrupts)
         try:
@@ -111,6 +114,17 @@ def run_service(options: UpOptions, console: Console) -> None:
             run.watch()
         finally:
             run.stop()
+
+
+def _check_options(options: UpOptions) -> None:
+    """
+    Raises:
+        ServiceError: something of it cannot be, which a process of the service would say less clearly.
+    """
+    read_settings(pool=options.pool)
+    check_devices(options.devices)
+    check_redis_url("--redis-url", options.redis_url)
+    check_redis_url("--telemetry-url", options.telemetry_url)
 
 
 class _ServiceRun:

@@ -30,6 +30,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's directory, which is not in the data directory of `up`."""
     root = tmp_path_factory.mktemp("project")
     (root / "train.py").write_text(TRAIN)
+    (root / ".git").mkdir()  # it is a project
     return root
 
 

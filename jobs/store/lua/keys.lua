@@ -16,6 +16,8 @@ function keys.idempotency(tenant, key) return 'sy:idem:' .. tenant .. '/' .. key
 function keys.jobs(tenant) return 'sy:jobs:' .. tenant end
 function keys.jobs_in_state(tenant, state) return 'sy:jobs:' .. tenant .. ':' .. state end
 function keys.names(tenant) return 'sy:names:' .. tenant end
+function keys.tails(tenant) return 'sy:tails:' .. tenant end
+function keys.tailed(tenant) return 'sy:tailed:' .. tenant end
 keys.NAMED = 'sy:named'        -- the id from which on all jobs are in the index by name; empty where all are
 keys.FINISHED = 'sy:finished'  -- refs of jobs that have ended and are not archived yet, by when they ended
 keys.CHANGES = 'sy:changes'    -- stream: refs of jobs as they change, the newest ten thousand or so

@@ -27,6 +27,24 @@ local function job_of_idempotency_key(key)
   return string.match(redis.call('GET', key) or '', '^(%S+) (%S*)')
 end
 
+-- Completes the index by the ends of ids, which are there from the last character to the first, by a thousand jobs at most.
+-- Returns whether it is complete: it is not where an earlier version has made or deleted jobs.
+local function complete_tails(tenant)
+  local all, index = keys.jobs(tenant), keys.tails(tenant)
+  local function lacks() return redis.call('ZCARD', index) - redis.call('ZCARD', all) end
+  if lacks() == 0 then return true end
+  local cursor = redis.call('GET', keys.tailed(tenant))  -- the last id that was added; jobs come while others are added
+  local ids = redis.call('ZREVRANGEBYLEX', all, cursor and '(' .. cursor or '+', '-', 'LIMIT', 0, 1000)
+  for _, id in ipairs(ids) do redis.call('ZADD', index, 0, string.reverse(id)) end
+  if #ids == 1000 then
+    redis.call('SET', keys.tailed(tenant), ids[#ids], 'EX', 600)
+  else
+    redis.call('DEL', keys.tailed(tenant))
+    if lacks() > 0 then redis.call('DEL', index) end  -- of jobs that are gone: begin anew
+  end
+  return lacks() == 0
+end
+
 -- Takes a finished job out of every key. Devices that its last attempt still holds stay held until the node releases
 -- them: an attempt that is unknown counts as ended. What becomes of its Idempotency-Key is the caller's to say.
 local function forget_job(ref)
@@ -37,6 +55,7 @@ local function forget_job(ref)
   redis.call('ZREM', keys.jobs(tenant), id)
   redis.call('ZREM', keys.jobs_in_state(tenant, job[1]), id)
   redis.call('ZREM', keys.names(tenant), name_digest(job[4]) .. id)
+  redis.call('ZREM', keys.tails(tenant), string.reverse(id))
   redis.call('ZREM', keys.FINISHED, ref)
   redis.call('DEL', keys.job(ref), keys.spec(ref))
   publish_change(ref)

@@ -6,12 +6,13 @@ import typer
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_answer
+from shardyard.cli.framework.commands import make_app
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.contract.quotas import QuotaLimit, QuotaView
 
-app = typer.Typer(help="What tenants and tokens may use.", no_args_is_help=True)
+app = make_app(help="What tenants and tokens may use.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Argument(help="The tenant.", show_default=False)]
 TokenId = Annotated[

@@ -8,13 +8,14 @@ import typer
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_answer, print_json
+from shardyard.cli.framework.commands import make_app
 from shardyard.cli.server_extra import require_server
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.contract.responses import SecretList
 
-app = typer.Typer(help="Values that jobs may use and nobody can read back.", no_args_is_help=True)
+app = make_app(help="Values that jobs may use and nobody can read back.", no_args_is_help=True)
 
 #: Of a value, as the service takes it, and the end of a line behind it.
 MAX_VALUE_BYTES, MAX_LINE_END = 65_536, 2

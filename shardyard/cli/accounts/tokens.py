@@ -6,12 +6,13 @@ import typer
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_answer
+from shardyard.cli.framework.commands import make_app
 from shardyard.contract.errors import Unavailable
 
 if TYPE_CHECKING:
     from shardyard.contract.responses import TokenList
 
-app = typer.Typer(help="Tokens for people and programs.", no_args_is_help=True)
+app = make_app(help="Tokens for people and programs.", no_args_is_help=True)
 
 
 @app.command("create")

@@ -7,13 +7,14 @@ import typer
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_answer, print_json
+from shardyard.cli.framework.commands import make_app
 from shardyard.contract.errors import Unavailable
 
 if TYPE_CHECKING:
     from shardyard.client import Client
     from shardyard.contract.webhooks import DeliveryList, DeliveryView, NewWebhook, WebhookList, WebhookView
 
-app = typer.Typer(help="Messages to your services when jobs change.", no_args_is_help=True)
+app = make_app(help="Messages to your services when jobs change.", no_args_is_help=True)
 
 #: How long a test is waited for, and between two looks at it.
 TEST_SECONDS, POLL_SECONDS = 15.0, 0.25

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect_client, make_table, print_json
+from shardyard.cli.framework.commands import make_app
+from shardyard.cli.framework.completion import complete_pools
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ NETWORKS = {
     "host": "its jobs have the node's network",
 }
 
-app = typer.Typer(help="Policies of pools.", no_args_is_help=True)
+app = make_app(help="Policies of pools.", no_args_is_help=True)
 
 
 class BoxDemand(StrEnum):
@@ -43,7 +45,9 @@ def describe_group() -> None:
 
 @app.command("set")
 def set_command(
-    pool: Annotated[str, typer.Argument(metavar="POOL", help="The pool's name.", show_default=False)],
+    pool: Annotated[
+        str, typer.Argument(metavar="POOL", help="The pool's name.", show_default=False, autocompletion=complete_pools)
+    ],
     box: Annotated[
         BoxDemand | None,
         typer.Option(help="What a node must have to take work: any, user (a box without root is enough) or full."),

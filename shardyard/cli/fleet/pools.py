@@ -24,6 +24,7 @@ from shardyard.cli.common import (
 from shardyard.cli.fleet.boxes import level_text, rights_table, unboxed_lines
 from shardyard.cli.fleet.device_history import print_device_history, suspicion_lines
 from shardyard.cli.fleet.node_pairs import test_nodes
+from shardyard.cli.framework.completion import complete_nodes, complete_pools
 from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from shardyard.contract.fleet import NodeView, PoolView
 
 NodeId = Annotated[
-    str, typer.Argument(metavar="NODE", help="The node's id from `shardyard nodes`.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="NODE", help="The node's id from `shardyard nodes`.", show_default=False, autocompletion=complete_nodes
+    ),
 ]
 DeviceName = Annotated[
     str, typer.Argument(metavar="DEVICE", help="Its name, such as cuda:3, or its index.", show_default=False)
@@ -91,7 +95,10 @@ def nodes_command(
         bool,
         typer.Option("--test", help="Measure latency and bandwidth between the nodes of a pool, by a job on them."),
     ] = False,
-    pool: Annotated[str | None, typer.Option(help="Of --test: the pool. Default: default.", show_default=False)] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(help="Of --test: the pool. Default: default.", show_default=False, autocompletion=complete_pools),
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,

@@ -183,6 +183,7 @@ def test_a_script_is_uploaded_once_and_its_job_names_the_bundle(
     root.mkdir()
     (root / "train.py").write_text("print('hello')")
     (root / "empty").mkdir()
+    (root / ".git").mkdir()
     monkeypatch.chdir(root)
 
     assert run("submit", "--script", "train.py", "--no-watch", "--", "--epochs", "3") == 0
@@ -210,6 +211,7 @@ def test_nothing_is_uploaded_for_a_job_that_could_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text("print('never seen before')")
+    (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     sent: list[object] = []
     monkeypatch.setattr(endpoints, "upload_bundle", lambda *given: sent.append(given))

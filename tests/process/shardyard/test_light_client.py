@@ -65,6 +65,7 @@ def own_packages(tmp_path: Path) -> Path:
         (tmp_path / name / "__init__.py").write_text("MINE = True\n")
     (tmp_path / "train.py").write_text("import jobs\nassert jobs.MINE\n")
     (tmp_path / "spec.json").write_text("{}")
+    (tmp_path / "pyproject.toml").touch()
     return tmp_path
 
 

@@ -48,6 +48,7 @@ for field, value in pairs({parent = parent, token = token, bundle = bundle, idem
 end
 redis.call('ZADD', keys.jobs(tenant), 0, id)
 redis.call('ZADD', keys.names(tenant), 0, name_digest(name) .. id)
+redis.call('ZADD', keys.tails(tenant), 0, string.reverse(id))
 if redis.call('EXISTS', keys.NAMED) == 0 then
   -- APIs of an earlier version do not know the index. They may go on beside this one for a quarter of an hour.
   redis.call('SET', keys.NAMED, arrived == 1 and '' or id_at(created + 900 * 1000000))

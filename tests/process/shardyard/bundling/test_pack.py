@@ -287,21 +287,21 @@ def test_gitignore_is_read_however_it_was_written(tmp_path: Path, text: str) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user for a while")
 def test_what_may_not_be_read_is_named_and_can_be_left_out() -> None:
     with tempfile.TemporaryDirectory() as name:
-        root = made(Path(name), "train.py", "secret.key", "closed/file")
+        root = made(Path(name), "train.py", "closed.csv", "closed/file")
         root.chmod(0o755)
-        (root / "secret.key").chmod(0)
+        (root / "closed.csv").chmod(0)
         (root / "closed").chmod(0)
         os.seteuid(65534)
         try:
             with pytest.raises(InvalidRequest) as refused:
                 pack.select_files(root)
-            without = pack.select_files(root, exclude=["secret.key", "closed"])
+            without = pack.select_files(root, exclude=["closed.csv", "closed"])
         finally:
             os.seteuid(0)
 
     assert problems(refused) == {
         "closed/": "cannot be listed: Permission denied",
-        "secret.key": "cannot be read: Permission denied",
+        "closed.csv": "cannot be read: Permission denied",
     }
     assert paths(without) == ["train.py"]
 
@@ -362,3 +362,41 @@ def test_the_bytes_that_were_read_are_told_while_packing(tmp_path: Path) -> None
         pack.write_bundle(pack.select_files(tmp_path, exclude=["zip"]), file, told.append)
     assert told == [1, 2]
     assert zipfile.ZipFile(tmp_path / "zip").namelist() == ["a", "bb"]
+
+
+# -- what is never packed --------------------------------------------------------------------------
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def test_credentials_are_never_packed_whatever_they_are_called_or_included_by(tmp_path: Path) -> None:
+    made(tmp_path, "train.py", "tokenizer.json", "tokens.py", ".env.example", "keys/id_rsa.pub", "cert.pem")
+    made(tmp_path, ".env", ".env.local", "sub/.envrc", "sub/admin.token", "keys/id_rsa", "tls/server.key", ".netrc")
+    made(tmp_path, ".ssh/config", ".aws/credentials", "credentials.json")
+    (tmp_path / "deploy").write_text(KEY)
+    (tmp_path / "chain.pem").write_text(f"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n{KEY}")
+    (tmp_path / "mine.txt").write_text("sy_707d216ed969d5d8_" + "Aa0-_" * 8 + "\n")
+    (tmp_path / "settings.ini").symlink_to(tmp_path / ".env")
+
+    chosen = pack.select_files(tmp_path, "train.py", include=("*", ".env", "keys/"))
+
+    assert paths(chosen) == [".env.example", "cert.pem", "keys/id_rsa.pub", "tokenizer.json", "tokens.py", "train.py"]
+    why = left_out(chosen)
+    assert {path for path, reason in why.items() if reason == "a private key"} == {
+        "deploy", "chain.pem", "keys/id_rsa", "tls/server.key"
+    }  # fmt: skip
+    assert "--secret" in why["mine.txt"]
+    assert "--env" in why[".env"]
+    assert {".env.local", "sub/.envrc", "sub/admin.token", ".netrc", ".ssh/", ".aws/", "settings.ini"} <= why.keys()
+
+
+def test_the_data_of_a_service_is_never_packed(tmp_path: Path) -> None:
+    made(tmp_path, "train.py", "old/up.lock", "old/admin.token", "old/storage/job.json", "named/api.log", "one/secrets")
+    private = (tmp_path / "named", tmp_path / "one" / "secrets")
+
+    chosen = pack.select_files(tmp_path, "train.py", include=("old/", "named/"), private=private)
+
+    assert paths(chosen) == ["train.py"]
+    assert left_out(chosen) == dict.fromkeys(("named/", "old/", "one/secrets"), "Shardyard's own data")
+    with pytest.raises(InvalidRequest, match="Shardyard's own data"):
+        pack.select_files(tmp_path / "old")

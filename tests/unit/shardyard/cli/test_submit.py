@@ -10,6 +10,7 @@ from typer.main import get_command
 from jobs.model import spec
 from jobs.model.spec_rules import parse_spec
 from shardyard import cli
+from shardyard.bundling import doubts
 from shardyard.cli.submit import PANEL
 
 
@@ -20,6 +21,7 @@ def project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for file in ("train.py", "tools/eval.py", "pkg/train.py", "pkg/__main__.py", "src/lib/run.py", "notes.txt"):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(f"print({file!r})\n")
+    (root / ".git").mkdir()  # never packed
     monkeypatch.chdir(root)
     monkeypatch.delenv("SHARDYARD_URL", raising=False)
     monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path / "nobody"))
@@ -210,12 +212,44 @@ def test_a_mistake_is_told_with_what_would_be_right(
     assert words in refusal(capsys, *args)
 
 
-def test_a_whole_home_directory_is_not_sent_unless_it_is_named(
+def test_a_home_directory_is_sent_on_request_only_and_a_dry_run_says_why(
     capsys: pytest.CaptureFixture[str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(project))
-    assert "name the project's directory with --dir" in refusal(capsys, "--script", "train.py", "--dry-run")
-    assert dry(capsys, "--script", "train.py", "--dir", ".")["files"]
+    for args in (("--script", "train.py"), ("--script", "train.py", "--dir", ".")):
+        assert "is your home directory" in refusal(capsys, *args)
+        assert "your home directory" in dry(capsys, *args)["doubts"][0]
+    assert run("--script", "train.py", "--yes") == 3  # goes on, and finds no service
+
+
+def test_a_directory_outside_of_a_project_is_sent_when_it_is_named(
+    capsys: pytest.CaptureFixture[str], project: Path
+) -> None:
+    assert dry(capsys, "--script", "tools/eval.py")["doubts"] == []
+    (project / ".git").rmdir()
+    words = refusal(capsys, "--script", "train.py")
+    assert "6 files" in words
+    assert "is no project" in words
+    assert "--dir names the directory" in words
+    assert run("--script", "train.py", "--dir", ".") == 3
+    (project / "pyproject.toml").touch()
+    assert run("--script", "train.py") == 3
+
+
+def test_many_files_and_many_bytes_are_sent_on_request_only(
+    capsys: pytest.CaptureFixture[str], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubts, "MANY_FILES", 6)
+    monkeypatch.setattr(doubts, "MANY_BYTES", 5000)
+    assert run("--script", "train.py", "--dir", ".") == 3
+    (project / "data").mkdir()
+    for name in ("a.bin", "b.bin"):
+        (project / "data" / name).write_bytes(b"x" * 4000)
+    words = refusal(capsys, "--script", "train.py", "--dir", ".")
+    assert "it has 8 files, more than 6: data/ 2" in words
+    assert "it has 7.9 KiB, more than 4.9 KiB: data/ 7.8 KiB" in words
+    assert run("--script", "train.py", "--exclude", "data/") == 3
+    assert run("--script", "train.py", "-y") == 3
 
 
 def test_a_mistake_is_found_before_a_service_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

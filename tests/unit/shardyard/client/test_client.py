@@ -348,7 +348,8 @@ def test_every_route_of_the_api_has_a_call() -> None:
     routes = {(method, path) for method, path in documented if not path.startswith(NOT_FOR_PROGRAMS)}
     e = endpoints
     made = [
-        e.submit_job({}), e.plan_job({}), e.list_jobs(), e.get_job("a"), e.cancel_job("a"), e.cancel_many(),
+        e.submit_job({}), e.plan_job({}), e.list_jobs(), e.get_job("a"), e.resolve_job("a"), e.cancel_job("a"),
+        e.cancel_many(),
         e.resubmit_job("a"), e.delete_job("a"), e.list_attempts("a"), e.request_profile("a"),
             e.list_profiles("a"), e.get_report("a"), e.compare_reports("a", "b"),
         e.read_logs("a"), e.read_metrics("a"), e.list_artifacts("a"), e.download_artifact("a", "b/c"),
@@ -404,10 +405,12 @@ def test_an_awaiting_client_repeats_and_follows_as_the_other_does() -> None:
 
 
 def test_the_types_of_both_clients_can_be_looked_up() -> None:
+    import ssl
+
     from shardyard.client.report import SplitReport
     from shardyard.client.scripts import ScriptOptions
 
-    late = {"Event": events.Event, "SplitReport": SplitReport, "ScriptOptions": ScriptOptions}
+    late = {"ssl": ssl, "Event": events.Event, "SplitReport": SplitReport, "ScriptOptions": ScriptOptions}
     for kind in (Client, AsyncClient, Job, AsyncJob):
         for _, method in inspect.getmembers(kind, inspect.isfunction):
             get_type_hints(method, localns=late)
