@@ -12,9 +12,9 @@ import { QuotaPage } from "./pages/Quota";
 import { SignInPage } from "./pages/SignIn";
 import { SubmitPage } from "./pages/Submit";
 import { WebhooksPage } from "./pages/Webhooks";
-import { Link, go, place } from "./router";
+import { go, Link, place } from "./router";
 import "./styles.css";
-import { Toast, attempt } from "./toast";
+import { attempt, Toast } from "./toast";
 
 const PAGES = [
   ["/", "Jobs"],
@@ -53,25 +53,45 @@ function App() {
       );
     void ask();
   }, []);
-  if (me.value === undefined) return unreachable.value ? <main>The service does not answer; trying again …</main> : null;
+  if (me.value === undefined)
+    return unreachable.value ? <main>The service does not answer; trying again …</main> : null;
   if (me.value === null || place.value.pathname === "/sign-in") return <SignInPage />;
   const path = place.value.pathname;
   return (
     <>
-      <a class="skip" href="#content">Skip to content</a>
+      <a class="skip" href="#content">
+        Skip to content
+      </a>
       <header class="top">
-        <Link to="/" class="brand"><img src="/assets/icon.svg" alt="" />Shardyard</Link>
+        <Link to="/" class="brand">
+          <img src="/assets/icon.svg" alt="" />
+          Shardyard
+        </Link>
         <nav aria-label="Pages">
           {PAGES.map(([to, title]) => (
-            <Link key={to} to={to} current={path === to || (to === "/" && path.startsWith("/jobs/")) || (to === "/nodes" && path.startsWith("/devices/"))}>{title}</Link>
+            <Link
+              key={to}
+              to={to}
+              current={
+                path === to ||
+                (to === "/" && path.startsWith("/jobs/")) ||
+                (to === "/nodes" && path.startsWith("/devices/"))
+              }
+            >
+              {title}
+            </Link>
           ))}
         </nav>
         <div class="who">
           <span title={`token ${me.value.token}`}>{me.value.tenant}</span>
-          <button class="plain" onClick={signOut}>Sign out</button>
+          <button class="plain" onClick={signOut}>
+            Sign out
+          </button>
         </div>
       </header>
-      <main id="content"><Page /></main>
+      <main id="content">
+        <Page />
+      </main>
       <Toast />
     </>
   );

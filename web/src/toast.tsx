@@ -8,7 +8,10 @@ export function Toast() {
   if (!words.value) return null;
   return (
     <div class="toast" role="alert" dir="auto">
-      {words.value} <button class="plain" onClick={() => (words.value = "")}>Close</button>
+      {words.value}{" "}
+      <button class="plain" onClick={() => (words.value = "")}>
+        Close
+      </button>
     </div>
   );
 }

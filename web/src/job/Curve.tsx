@@ -4,7 +4,7 @@ import "uplot/dist/uPlot.min.css";
 
 import { number } from "../format";
 import { throttled } from "../throttle";
-import { type Lines, appended, columns, fetched } from "./series";
+import { appended, columns, fetched, type Lines } from "./series";
 import type { Feed } from "./watch";
 
 const HEIGHT = 120;
@@ -22,7 +22,10 @@ export function Curve(props: { id: string; attempt: number; name: string; few: b
   known.current = lines;
 
   useEffect(() => {
-    const watcher = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && setSeen(true), { rootMargin: "200px" });
+    const watcher = new IntersectionObserver(
+      (entries) => entries.some((entry) => entry.isIntersecting) && setSeen(true),
+      { rootMargin: "200px" },
+    );
     watcher.observe(figure.current!);
     return () => watcher.disconnect();
   }, []);
@@ -53,8 +56,24 @@ export function Curve(props: { id: string; attempt: number; name: string; few: b
   const row = data && (at ?? data[0].length - 1);
   return (
     <figure ref={figure}>
-      <figcaption><b dir="auto" title={name}>{name}</b> <span class="muted">{data && row != null && row >= 0 ? told(lines!, data, row) : ""}</span></figcaption>
-      {data && data[0].length > 0 ? <Plot key={`${log} ${[...lines!.keys()].join()}`} name={name} data={data} devices={[...lines!.keys()]} log={log} point={setAt} /> : <div class="plot" />}
+      <figcaption>
+        <b dir="auto" title={name}>
+          {name}
+        </b>{" "}
+        <span class="muted">{data && row != null && row >= 0 ? told(lines!, data, row) : ""}</span>
+      </figcaption>
+      {data && data[0].length > 0 ? (
+        <Plot
+          key={`${log} ${[...lines!.keys()].join()}`}
+          name={name}
+          data={data}
+          devices={[...lines!.keys()]}
+          log={log}
+          point={setAt}
+        />
+      ) : (
+        <div class="plot" />
+      )}
     </figure>
   );
 }
@@ -62,7 +81,10 @@ export function Curve(props: { id: string; attempt: number; name: string; few: b
 function told(lines: Lines, data: uPlot.AlignedData, row: number): string {
   const step = data[0][row];
   const values = [...lines.keys()].map((device, n) => [device, data[n + 1]?.[row] ?? null] as const).reverse();
-  const words = values.filter(([, value]) => value != null).slice(0, TOLD).map(([device, value]) => (values.length === 1 || device < 0 ? number(value) : `${number(value)} (${device})`));
+  const words = values
+    .filter(([, value]) => value != null)
+    .slice(0, TOLD)
+    .map(([device, value]) => (values.length === 1 || device < 0 ? number(value) : `${number(value)} (${device})`));
   return words.length ? `${words.join(", ")} at step ${number(step)}` : `step ${number(step)}`;
 }
 
@@ -81,7 +103,13 @@ function Plot(props: PlotProps) {
     const node = where.current!;
     const css = getComputedStyle(document.documentElement);
     const colour = (name: string) => css.getPropertyValue(name).trim();
-    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 22 };
+    const axis = {
+      stroke: colour("--muted"),
+      grid: { stroke: colour("--rule"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui",
+      size: 22,
+    };
     const few = props.data[0].length < 3;
     chart.current = new uPlot(
       {
@@ -90,7 +118,10 @@ function Plot(props: PlotProps) {
         legend: { show: false },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: false }, y: props.log ? { distr: 3 } : {} },
-        axes: [axis, { ...axis, size: AXIS, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick))) }],
+        axes: [
+          axis,
+          { ...axis, size: AXIS, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick))) },
+        ],
         series: [
           {},
           ...props.devices.map((device) => ({

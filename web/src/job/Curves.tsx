@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Series, get } from "../api";
+import { get, type MetricList } from "../api";
 import { count } from "../format";
 import { Curve } from "./Curve";
 import type { Feed } from "./watch";
@@ -22,7 +22,7 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
   const known = useRef(new Set<string>());
 
   const look = () =>
-    get<{ series: Series[] }>(`/v1/jobs/${props.id}/metrics?points=1`).then(
+    get<MetricList>(`/v1/jobs/${props.id}/metrics?points=1`).then(
       (found) => {
         for (const one of found.series) known.current.add(one.name);
         setNames(inOrder(known.current));
@@ -49,14 +49,42 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
     <>
       <div class="row">
         <h2 class="grow">Curves {wanted.length > SHOWN && <small>{count(wanted.length)} series</small>}</h2>
-        {names && names.length > SHOWN && <label>Find <input type="search" size={10} value={filter} onInput={(event) => setFilter(event.currentTarget.value)} /></label>}
-        {names && names.length > 0 && <label><input type="checkbox" checked={log} onChange={(event) => setLog(event.currentTarget.checked)} /> log scale</label>}
+        {names && names.length > SHOWN && (
+          <label>
+            Find{" "}
+            <input type="search" size={10} value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
+          </label>
+        )}
+        {names && names.length > 0 && (
+          <label>
+            <input type="checkbox" checked={log} onChange={(event) => setLog(event.currentTarget.checked)} /> log scale
+          </label>
+        )}
       </div>
-      {names?.length === 0 && <p class="muted">No series{props.running ? " yet" : ""}. Recipes send their loss; a script sends its own with <code>job.log(name, value)</code>.</p>}
+      {names?.length === 0 && (
+        <p class="muted">
+          No series{props.running ? " yet" : ""}. Recipes send their loss; a script sends its own with{" "}
+          <code>job.log(name, value)</code>.
+        </p>
+      )}
       <div class="curves">
-        {wanted.slice(0, shown).map((name) => <Curve key={name} id={props.id} attempt={props.attempt} name={name} few={names!.length <= FEW} log={log} feed={props.feed} />)}
+        {wanted.slice(0, shown).map((name) => (
+          <Curve
+            key={name}
+            id={props.id}
+            attempt={props.attempt}
+            name={name}
+            few={names!.length <= FEW}
+            log={log}
+            feed={props.feed}
+          />
+        ))}
       </div>
-      {wanted.length > shown && <button class="plain" onClick={() => setShown(shown + MORE)}>Show {count(Math.min(MORE, wanted.length - shown))} more</button>}
+      {wanted.length > shown && (
+        <button class="plain" onClick={() => setShown(shown + MORE)}>
+          Show {count(Math.min(MORE, wanted.length - shown))} more
+        </button>
+      )}
     </>
   );
 }

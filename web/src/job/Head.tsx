@@ -1,8 +1,8 @@
-import { ENDED, type JobStatus, call, may, post } from "../api";
+import { call, ENDED, type JobStatus, may, post } from "../api";
 import { useClock } from "../clock";
 import { asked, between, clock, count, duration, leader, number } from "../format";
 import { ProgressBar, StateMark, WhyText } from "../parts/State";
-import { Link, go } from "../router";
+import { go, Link } from "../router";
 import { attempt } from "../toast";
 
 export function Head(props: { job: JobStatus; live: boolean }) {
@@ -13,25 +13,52 @@ export function Head(props: { job: JobStatus; live: boolean }) {
   return (
     <div class="job-head">
       <div class="row">
-        <h1><bdi>{job.name}</bdi></h1>
-        <span aria-live="polite"><StateMark state={job.state} cancelling={job.cancel_requested && running} /></span>
+        <h1>
+          <bdi>{job.name}</bdi>
+        </h1>
+        <span aria-live="polite">
+          <StateMark state={job.state} cancelling={job.cancel_requested && running} />
+        </span>
         <WhyText job={job} />
         <span class="grow" />
-        <span class="muted" role="status">{props.live ? "" : "not live: connecting again …"}</span>
+        <span class="muted" role="status">
+          {props.live ? "" : "not live: connecting again …"}
+        </span>
         <Actions job={job} running={running} />
       </div>
       <div class="row muted">
-        <span>{job.strategy} on {asked(job)} {where ? (job.nodes > 1 ? `(${leader(job.placement)})` : `(${shortened(where.devices)} of ${where.node})`) : `in pool ${job.pool}`}</span>
+        <span>
+          {job.strategy} on {asked(job)}{" "}
+          {where
+            ? job.nodes > 1
+              ? `(${leader(job.placement)})`
+              : `(${shortened(where.devices)} of ${where.node})`
+            : `in pool ${job.pool}`}
+        </span>
         {job.queue_position != null && <span>place {job.queue_position} in the queue</span>}
         {job.attempt > 1 && <span>attempt {job.attempt}</span>}
-        {job.started_at && <span>{running ? "running for" : "took"} {duration(between(job.started_at, job.finished_at, now))}</span>}
+        {job.started_at && (
+          <span>
+            {running ? "running for" : "took"} {duration(between(job.started_at, job.finished_at, now))}
+          </span>
+        )}
         {job.result?.loss != null && <span>loss {number(job.result.loss)}</span>}
-        {Object.entries(job.result?.metrics ?? {}).slice(0, 8).map(([name, value]) => <span key={name}>{name} {number(value)}</span>)}
+        {Object.entries(job.result?.metrics ?? {})
+          .slice(0, 8)
+          .map(([name, value]) => (
+            <span key={name}>
+              {name} {number(value)}
+            </span>
+          ))}
         {job.retry_at && running && <span>tries again at {clock(job.retry_at)}</span>}
         {job.checkpoint && <span>checkpoint at step {count(job.checkpoint.step)}</span>}
         {job.archived && <span class="label">archived</span>}
       </div>
-      {running && job.state !== "queued" && <div class="head-progress"><ProgressBar progress={job.progress} running /></div>}
+      {running && job.state !== "queued" && (
+        <div class="head-progress">
+          <ProgressBar progress={job.progress} running />
+        </div>
+      )}
     </div>
   );
 }
@@ -41,18 +68,40 @@ function Actions(props: { job: JobStatus; running: boolean }) {
   const cancel = () => attempt(() => post(`/v1/jobs/${job.id}/cancel`));
   return (
     <>
-      <Link to={`/compare?a=${job.id}`} class="button">Compare</Link>
-      {job.attempt > 0 && <a class="button" href={`/v1/jobs/${job.id}/splits`} target="_blank" rel="noopener" title="One page with everything in it, to keep or to send">As a file</a>}
-      {may("submit") && running && <button class="risky" disabled={job.cancel_requested} onClick={cancel}>Cancel</button>}
+      <Link to={`/compare?a=${job.id}`} class="button">
+        Compare
+      </Link>
+      {job.attempt > 0 && (
+        <a
+          class="button"
+          href={`/v1/jobs/${job.id}/splits`}
+          target="_blank"
+          rel="noopener"
+          title="One page with everything in it, to keep or to send"
+        >
+          As a file
+        </a>
+      )}
+      {may("submit") && running && (
+        <button class="risky" disabled={job.cancel_requested} onClick={cancel}>
+          Cancel
+        </button>
+      )}
       {may("submit") && <button onClick={() => resubmit(job.id)}>Submit again</button>}
-      {may("submit") && !running && <button class="risky" onClick={() => remove(job, () => go("/"))}>Delete</button>}
+      {may("submit") && !running && (
+        <button class="risky" onClick={() => remove(job, () => go("/"))}>
+          Delete
+        </button>
+      )}
     </>
   );
 }
 
 export const resubmit = (id: string) =>
   attempt(async () => {
-    const answer = await post<JobStatus>(`/v1/jobs/${id}/resubmit`, undefined, { "Idempotency-Key": crypto.randomUUID() });
+    const answer = await post<JobStatus>(`/v1/jobs/${id}/resubmit`, undefined, {
+      "Idempotency-Key": crypto.randomUUID(),
+    });
     go(`/jobs/${answer.id}`);
   });
 

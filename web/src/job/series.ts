@@ -2,7 +2,7 @@
 
 import type uPlot from "uplot";
 
-import { type MetricEvent, type Series, get } from "../api";
+import { get, type MetricEvent, type MetricList, type Series } from "../api";
 
 const POINTS = 200;
 /** An answer with all series serves all charts that ask for theirs within this time. */
@@ -20,7 +20,7 @@ interface Points {
 /** By device. */
 export type Lines = Map<number, Points>;
 
-let together: { path: string; at: number; answer: Promise<{ series: Series[] }> } | null = null;
+let together: { path: string; at: number; answer: Promise<MetricList> } | null = null;
 
 /** The series of one name. The service reads the whole file for each answer: where there are `few` names, all are asked
  * for at once. */
@@ -28,7 +28,7 @@ export async function fetched(id: string, attempt: number, name: string, few: bo
   const query = new URLSearchParams({ ...(few ? {} : { name }), points: String(POINTS), attempt: String(attempt) });
   const path = `/v1/jobs/${id}/metrics?${query}`;
   if (together?.path !== path || performance.now() - together.at > TOGETHER_MS) {
-    together = { path, at: performance.now(), answer: get<{ series: Series[] }>(path) };
+    together = { path, at: performance.now(), answer: get<MetricList>(path) };
   }
   const series = (await together.answer).series.filter((one) => one.name === name);
   const sorted = series.sort((a, b) => b.device - a.device); // the job's own is drawn last, over the others
@@ -70,7 +70,15 @@ export function columns(lines: Lines, log: boolean): uPlot.AlignedData {
 /** A bucket of many points stands for them with its mean. */
 function pointsOf(one: Series): Points {
   if (one.points.length) {
-    return { steps: one.points.map((point) => point.step), values: one.points.map((point) => point.value), last: one.points.at(-1)!.number };
+    return {
+      steps: one.points.map((point) => point.step),
+      values: one.points.map((point) => point.value),
+      last: one.points.at(-1)!.number,
+    };
   }
-  return { steps: one.buckets.map((bucket) => bucket.last.step), values: one.buckets.map((bucket) => bucket.mean), last: one.buckets.at(-1)?.last.number ?? 0 };
+  return {
+    steps: one.buckets.map((bucket) => bucket.last.step),
+    values: one.buckets.map((bucket) => bucket.mean),
+    last: one.buckets.at(-1)?.last.number ?? 0,
+  };
 }

@@ -1,12 +1,12 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ENDED, type JobSummary, type ListedJob, Problem, get, may, post } from "../api";
+import { ENDED, get, type JobSummary, type ListedJob, may, Problem, post } from "../api";
 import { useClock } from "../clock";
 import { asked, between, clock, count, duration, leader, plural } from "../format";
 import { remove, resubmit } from "../job/Head";
 import { follow } from "../live";
 import { ProgressBar, StateMark, WhyText } from "../parts/State";
-import { Link, go, place, withQuery } from "../router";
+import { go, Link, place, withQuery } from "../router";
 import { attempt, say } from "../toast";
 
 const PAGE = 50;
@@ -48,21 +48,53 @@ export function JobsPage() {
         <h1>Jobs</h1>
         <Filters wanted={wanted} />
         <span class="grow" />
-        <span class="muted" role="status">{list.live ? "" : "not live"}</span>
+        <span class="muted" role="status">
+          {list.live ? "" : "not live"}
+        </span>
         {list.fresh > 0 && <button onClick={list.reload}>{count(list.fresh)} new</button>}
-        {may("submit") && <Link to="/submit" class="button">Submit a job</Link>}
+        {may("submit") && (
+          <Link to="/submit" class="button">
+            Submit a job
+          </Link>
+        )}
       </div>
-      {list.problem && <div class="notice bad" role="alert">{list.problem}</div>}
+      {list.problem && (
+        <div class="notice bad" role="alert">
+          {list.problem}
+        </div>
+      )}
       {jobs && jobs.length === 0 && !list.next && !list.problem && <Empty filtered={wanted.size > 0} />}
       {jobs && jobs.length > 0 && (
         <table class="jobs">
           <thead>
-            <tr><th scope="col">Job</th><th scope="col">State</th><th scope="col">Progress</th><th scope="col">Devices</th><th scope="col">Submitted</th><th scope="col" class="n">Took</th><th scope="col"><span class="unseen">Actions</span></th></tr>
+            <tr>
+              <th scope="col">Job</th>
+              <th scope="col">State</th>
+              <th scope="col">Progress</th>
+              <th scope="col">Devices</th>
+              <th scope="col">Submitted</th>
+              <th scope="col" class="n">
+                Took
+              </th>
+              <th scope="col">
+                <span class="unseen">Actions</span>
+              </th>
+            </tr>
           </thead>
-          <tbody>{jobs.map((job) => <Row key={job.id} job={job} now={now} gone={() => list.drop(job.id)} />)}</tbody>
+          <tbody>
+            {jobs.map((job) => (
+              <Row key={job.id} job={job} now={now} gone={() => list.drop(job.id)} />
+            ))}
+          </tbody>
         </table>
       )}
-      {list.next && <p class="more"><button disabled={list.busy} onClick={list.more}>{list.busy ? "Looking …" : "Older jobs"}</button></p>}
+      {list.next && (
+        <p class="more">
+          <button disabled={list.busy} onClick={list.more}>
+            {list.busy ? "Looking …" : "Older jobs"}
+          </button>
+        </p>
+      )}
     </>
   );
 }
@@ -73,23 +105,50 @@ function Row(props: { job: ListedJob; now: number; gone: () => void }) {
   return (
     <tr>
       <td>
-        <Link to={`/jobs/${job.id}`} class="name"><bdi>{job.name}</bdi></Link>
+        <Link to={`/jobs/${job.id}`} class="name">
+          <bdi>{job.name}</bdi>
+        </Link>
         <Labels labels={job.labels} />
       </td>
-      <td><StateMark state={job.state} cancelling={job.cancel_requested && !ended} /><div class="why"><WhyText job={job} /></div></td>
+      <td>
+        <StateMark state={job.state} cancelling={job.cancel_requested && !ended} />
+        <div class="why">
+          <WhyText job={job} />
+        </div>
+      </td>
       <td class="progress">
         {!ended && job.state !== "queued" && <ProgressBar progress={job.progress ?? null} running />}
         {job.queue_position != null && <span>place {count(job.queue_position)} in the queue</span>}
       </td>
-      <td>{job.strategy} on {asked(job)}<div class="muted small">{leader(job.placement) ?? job.pool}</div></td>
+      <td>
+        {job.strategy} on {asked(job)}
+        <div class="muted small">{leader(job.placement) ?? job.pool}</div>
+      </td>
       <td title={job.created_at}>{clock(job.created_at)}</td>
       <td class="n">{duration(between(job.started_at, job.finished_at, props.now))}</td>
       <td class="does">
         {may("submit") && (
           <>
-            {!ended && <button class="plain risky" disabled={job.cancel_requested} aria-label={`Cancel ${job.name}`} onClick={() => attempt(() => post(`/v1/jobs/${job.id}/cancel`))}>Cancel</button>}
-            {ended && <button class="plain" aria-label={`Submit ${job.name} again`} onClick={() => resubmit(job.id)}>Again</button>}
-            {ended && <button class="plain risky" aria-label={`Delete ${job.name}`} onClick={() => remove(job, props.gone)}>Delete</button>}
+            {!ended && (
+              <button
+                class="plain risky"
+                disabled={job.cancel_requested}
+                aria-label={`Cancel ${job.name}`}
+                onClick={() => attempt(() => post(`/v1/jobs/${job.id}/cancel`))}
+              >
+                Cancel
+              </button>
+            )}
+            {ended && (
+              <button class="plain" aria-label={`Submit ${job.name} again`} onClick={() => resubmit(job.id)}>
+                Again
+              </button>
+            )}
+            {ended && (
+              <button class="plain risky" aria-label={`Delete ${job.name}`} onClick={() => remove(job, props.gone)}>
+                Delete
+              </button>
+            )}
           </>
         )}
       </td>
@@ -99,30 +158,54 @@ function Row(props: { job: ListedJob; now: number; gone: () => void }) {
 
 function Filters(props: { wanted: URLSearchParams }) {
   const { wanted } = props;
-  const set = (name: string) => (event: { currentTarget: { value: string } }) => go(withQuery({ [name]: event.currentTarget.value.trim() }), "replace");
+  const set = (name: string) => (event: { currentTarget: { value: string } }) =>
+    go(withQuery({ [name]: event.currentTarget.value.trim() }), "replace");
   const cancelAll = () => {
     const chosen = Object.fromEntries(wanted);
-    const words = Object.entries(chosen).map(([name, value]) => `${name} ${value}`).join(", ") || "every job of yours that has not ended";
+    const words =
+      Object.entries(chosen)
+        .map(([name, value]) => `${name} ${value}`)
+        .join(", ") || "every job of yours that has not ended";
     if (!window.confirm(`Cancel ${words}?`)) return;
     void attempt(async () => {
-      const done = await post<{ cancelled: number; cancelling: number; complete: boolean }>("/v1/jobs/cancel", wanted.size ? chosen : { all: true });
-      say(`${plural(done.cancelled + done.cancelling, "job")} cancelled${done.complete ? "" : "; there are more: ask again"}`);
+      const done = await post<{ cancelled: number; cancelling: number; complete: boolean }>(
+        "/v1/jobs/cancel",
+        wanted.size ? chosen : { all: true },
+      );
+      say(
+        `${plural(done.cancelled + done.cancelling, "job")} cancelled${done.complete ? "" : "; there are more: ask again"}`,
+      );
     });
   };
-  const cancellable = !wanted.has("search") && !wanted.has("archived") && !ENDED.has((wanted.get("state") ?? "") as "failed");
+  const cancellable =
+    !wanted.has("search") && !wanted.has("archived") && !ENDED.has((wanted.get("state") ?? "") as "failed");
   return (
     <>
       <TextFilter name="search" title="Search" size={17} hint="name, label or id  ( / )" />
-      <label>State
+      <label>
+        State
         <select value={wanted.get("state") ?? ""} onChange={set("state")}>
           <option value="">any</option>
-          {STATES.map((state) => <option key={state}>{state}</option>)}
+          {STATES.map((state) => (
+            <option key={state}>{state}</option>
+          ))}
         </select>
       </label>
       <TextFilter name="label" title="Label" size={9} hint="key=value" />
       <TextFilter name="pool" title="Pool" size={6} hint="any" />
-      <label><input type="checkbox" checked={wanted.get("archived") === "true"} onChange={(event) => go(withQuery({ archived: event.currentTarget.checked ? "true" : "" }), "replace")} /> archived</label>
-      {may("submit") && cancellable && <button class="risky" onClick={cancelAll}>Cancel these …</button>}
+      <label>
+        <input
+          type="checkbox"
+          checked={wanted.get("archived") === "true"}
+          onChange={(event) => go(withQuery({ archived: event.currentTarget.checked ? "true" : "" }), "replace")}
+        />{" "}
+        archived
+      </label>
+      {may("submit") && cancellable && (
+        <button class="risky" onClick={cancelAll}>
+          Cancel these …
+        </button>
+      )}
     </>
   );
 }
@@ -138,7 +221,18 @@ function TextFilter(props: { name: string; title: string; size: number; hint: st
     return () => clearTimeout(timer);
   }, [text]);
   return (
-    <label>{props.title} <input id={props.name} type="search" size={props.size} maxLength={200} placeholder={props.hint} value={text} onInput={(event) => setText(event.currentTarget.value)} /></label>
+    <label>
+      {props.title}{" "}
+      <input
+        id={props.name}
+        type="search"
+        size={props.size}
+        maxLength={200}
+        placeholder={props.hint}
+        value={text}
+        onInput={(event) => setText(event.currentTarget.value)}
+      />
+    </label>
   );
 }
 
@@ -148,17 +242,31 @@ function Labels(props: { labels: Record<string, string> }) {
   return (
     <div>
       {labels.slice(0, 4).map(([name, value]) => (
-        <Link key={name} to={withQuery({ label: `${name}=${value}` })} class="label"><bdi>{name}={value}</bdi></Link>
+        <Link key={name} to={withQuery({ label: `${name}=${value}` })} class="label">
+          <bdi>
+            {name}={value}
+          </bdi>
+        </Link>
       ))}
     </div>
   );
 }
 
 function Empty(props: { filtered: boolean }) {
-  if (props.filtered) return <p>No job matches. <Link to="/">Show all</Link></p>;
+  if (props.filtered)
+    return (
+      <p>
+        No job matches. <Link to="/">Show all</Link>
+      </p>
+    );
   return (
     <div class="notice">
-      No jobs yet. {may("submit") && <><Link to="/submit">Submit one here</Link>, or from a terminal: <code>shardyard submit job.json --watch</code></>}
+      No jobs yet.{" "}
+      {may("submit") && (
+        <>
+          <Link to="/submit">Submit one here</Link>, or from a terminal: <code>shardyard submit job.json --watch</code>
+        </>
+      )}
     </div>
   );
 }
@@ -227,7 +335,8 @@ function useList(wanted: URLSearchParams) {
             setJobs((before) => before && before.map((job) => (job.id === changed.id ? told(job, changed) : job)));
           } else if (changed.created_at >= (listed[0]?.created_at ?? "")) setFresh((count) => count + 1);
         },
-        gone: (gone: { job_id: string }) => setJobs((before) => before && before.filter((job) => job.id !== gone.job_id)),
+        gone: (gone: { job_id: string }) =>
+          setJobs((before) => before && before.filter((job) => job.id !== gone.job_id)),
         resync: () => void (known.current.length > PAGE ? refresh() : load(null)),
       },
       (now) => {
@@ -246,12 +355,20 @@ function useList(wanted: URLSearchParams) {
   const moving = (jobs ?? []).slice(0, PAGE).some((job) => !ENDED.has(job.state));
   useEffect(() => {
     if (!moving && live) return;
-    const timer = setInterval(() => !document.hidden && void (live || known.current.length > PAGE ? refresh() : load(null)), LOOK_MS);
+    const timer = setInterval(
+      () => !document.hidden && void (live || known.current.length > PAGE ? refresh() : load(null)),
+      LOOK_MS,
+    );
     return () => clearInterval(timer);
   }, [key, moving, live]);
 
   return {
-    jobs, next, problem, live, fresh, busy,
+    jobs,
+    next,
+    problem,
+    live,
+    fresh,
+    busy,
     reload: () => {
       window.scrollTo(0, 0);
       void load(null);

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { Problem, get, me, post, whoAmI, type SignInWays } from "../api";
+import { get, me, Problem, post, type SignInWays, whoAmI } from "../api";
 import { go, place } from "../router";
 
 export function SignInPage() {
@@ -42,14 +42,24 @@ export function SignInPage() {
           autofocus
           onInput={(event) => setToken(event.currentTarget.value)}
         />
-        {problem && <div class="notice bad" role="alert">{problem}</div>}
+        {problem && (
+          <div class="notice bad" role="alert">
+            {problem}
+          </div>
+        )}
         <div class="row">
-          <button class="main" disabled={busy}>Sign in</button>
-          {provider && <a class="button" href={singleSignOn()}>Continue with {provider}</a>}
+          <button class="main" disabled={busy}>
+            Sign in
+          </button>
+          {provider && (
+            <a class="button" href={singleSignOn()}>
+              Continue with {provider}
+            </a>
+          )}
         </div>
         <p class="muted">
-          <code>shardyard up</code> prints which file holds the operator's token; <code>shardyard token create</code> makes
-          others. You stay signed in on this browser for twelve hours
+          <code>shardyard up</code> prints which file holds the operator's token; <code>shardyard token create</code>{" "}
+          makes others. You stay signed in on this browser for twelve hours
           {provider && ", or by single sign-on for as long as the operator has set"}.
         </p>
       </form>
