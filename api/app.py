@@ -62,11 +62,12 @@ from api.http.middleware import (
 from api.http.prometheus import ProcessMetrics
 from api.http.rate_limits import RateLimiter
 from api.http.request_turns import RequestTurns
-from api.jobs import explain_routes
+from api.jobs import explain_routes, table_routes
 from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
+from api.jobs.table_service import TableService
 from api.node_files import routes as node_file_routes
 from api.node_files.file_tree import sweep_drafts
 from api.node_files.service import MAX_UPLOAD_BYTES, NodeFileService
@@ -115,6 +116,7 @@ STOP_SENDING_SECONDS = 5.0
 PREPARE_SECONDS = 0.5
 
 ROUTERS = (
+    table_routes.router,  # before the route of one job, which would take its words for ids
     job_routes.router,
     explain_routes.router,
     bundle_routes.router,
@@ -300,21 +302,23 @@ def _build_services(
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
+    jobs = JobService(
+        control,
+        records,
+        telemetry,
+        fleet,
+        changes,
+        storage,
+        bundles,
+        secrets,
+        disks,
+        memory,
+        settings.max_artifact_bytes,
+        traces_are_on=traces_are_on,
+    )
     return (
-        JobService(
-            control,
-            records,
-            telemetry,
-            fleet,
-            changes,
-            storage,
-            bundles,
-            secrets,
-            disks,
-            memory,
-            settings.max_artifact_bytes,
-            traces_are_on=traces_are_on,
-        ),
+        jobs,
+        TableService(control, jobs, records, telemetry),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),

@@ -3,8 +3,8 @@
     python -m tools.web_checks            types are up to date; biome; the unit tests of web/tests
     python -m tools.web_checks --write    write the types
 
-`web/src/schema.ts` is made by openapi-typescript from the schemas of the OpenAPI document. It is checked in: the package is
-built where nobody can ask the API for its document.
+`web/src/schema.ts` is made by openapi-typescript from the schemas of the OpenAPI document. It is checked in: the package
+is built where nobody can ask the API for its document.
 """
 
 import json
@@ -53,9 +53,9 @@ def make_types() -> str:
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "openapi.json"
         source.write_text(json.dumps({**document, "paths": {}, "security": [], "components": schemas}))
-        command = [PROGRAMS / "openapi-typescript", source, "--default-non-nullable=false"]
+        command = [str(PROGRAMS / "openapi-typescript"), str(source), "--default-non-nullable=false"]
         made = subprocess.run(command, cwd=WEB, capture_output=True, text=True, check=True, timeout=SECONDS)
-    return HEAD + made.stdout
+    return f"{HEAD}{made.stdout}"
 
 
 def run(program: str, *arguments: str) -> int:

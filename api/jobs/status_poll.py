@@ -24,6 +24,8 @@ from jobs.model.state import TERMINAL
 from jobs.store import JobView
 from shardyard.contract.responses import Progress
 
+#: Of the id of a job; what is shorter or longer may be another route.
+ID_LENGTH = 36
 #: Jobs whose last answer is cached, and the largest answer that is.
 MAX_CACHED, MAX_CACHED_BYTES = 512, 8192
 
@@ -98,7 +100,7 @@ class StatusPollMiddleware:
             return None
         path: str = scope["path"]
         job = path[len(self._prefix) :]
-        return job if job and path.startswith(self._prefix) and "/" not in job else None
+        return job if len(job) == ID_LENGTH and path.startswith(self._prefix) and "/" not in job else None
 
     async def _call_route(self, request: Request, job: str) -> Response:
         await deps.authenticate(request)

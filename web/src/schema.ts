@@ -563,6 +563,19 @@ export interface components {
             both: string[];
         };
         /**
+         * JobColumn
+         * @description A column that a table of jobs can have: its name, what it holds (`number`, `text` or `switch`), and how many of the newest jobs have a value for it.
+         */
+        JobColumn: {
+            name: string;
+            kind: string;
+            jobs: number;
+        };
+        /** JobColumnList */
+        JobColumnList: {
+            columns: components["schemas"]["JobColumn"][];
+        };
+        /**
          * JobExplanation
          * @description Why a job stands where it stands. `summary` says it in sentences. All but these, `reason` and `priority` is only there while the job waits.
          */
@@ -732,6 +745,19 @@ export interface components {
             links: {
                 [key: string]: string;
             };
+        };
+        /**
+         * JobTable
+         * @description Jobs as rows of a table, newest first. `values` has a list for each job, with a value for each of `columns`: text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen.
+         */
+        JobTable: {
+            columns: string[];
+            jobs: components["schemas"]["ListedJob"][];
+            values: unknown[][];
+            counts: {
+                [key: string]: number;
+            };
+            next: string | null;
         };
         /**
          * JobsAheadView
@@ -1792,12 +1818,30 @@ export interface components {
             };
         };
         /**
+         * SignInCode
+         * @description A code that a browser signs in with once, for the owner of the token that asked for it.
+         */
+        SignInCode: {
+            code: string;
+            expires_at: string;
+        };
+        /**
          * SignInRequest
-         * @description A sign-in; `token` is the text of a bearer token.
+         * @description A sign-in, with one of them: the text of a bearer token, or the code of a sign-in link.
          */
         SignInRequest: {
-            /** Token */
-            token: string;
+            /**
+             * Token
+             * @description text of a bearer token
+             * @default null
+             */
+            token?: string | null;
+            /**
+             * Code
+             * @description code of `POST /v1/sign-in/code`, good once
+             * @default null
+             */
+            code?: string | null;
         };
         /**
          * SignInWays
