@@ -318,7 +318,7 @@ def _build_services(
     )
     return (
         jobs,
-        TableService(control, jobs, records, telemetry),
+        TableService(control, jobs, records, telemetry, authenticator),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),

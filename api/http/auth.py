@@ -156,6 +156,11 @@ class Authenticator:
             raise Unauthenticated("the token of this sign-in link is another one by now")
         return Principal(record.id, record.tenant, record.scopes, record.name, node=record.node), record.digest
 
+    async def name_token(self, token: str) -> str:
+        """What people call a token: its name, or its id where it is gone."""
+        record = await self._read_token(token)
+        return token if record is None else record.name or token
+
     def forget_token(self, token: str) -> None:
         """Ask Redis again the next time, because the token was revoked."""
         self._tokens.pop(token, None)

@@ -10,13 +10,11 @@ import msgspec
 
 from api.data.job_repository import JobRepository
 from api.data.telemetry_reader import TelemetryReader
-from api.http.auth import Principal
+from api.http.auth import Authenticator, Principal
 from api.jobs.listed_rows import EncodedJobList
 from api.jobs.service import JobService
 from jobs import store
-from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import JobFilter
-from jobs.store.accounts import tokens
 from jobs.store.client import AsyncRedisStore
 from jobs.store.jobs import JobColumns
 from shardyard.contract.errors import FieldError, InvalidRequest
@@ -31,6 +29,7 @@ MAX_TEXT = 120
 HIDDEN = ("spec.program.env.", "spec.program.code", "spec.labels.", "spec.name", "spec.pool", "spec.priority")
 #: Names of owners are asked for again after so long.
 OWNER_SECONDS = 60.0
+MAX_OWNERS = 4096
 
 Value = str | float | int | bool | None
 
@@ -54,12 +53,18 @@ class _Row(msgspec.Struct, frozen=True):
 
 class TableService:
     def __init__(
-        self, control: AsyncRedisStore, jobs: JobService, records: JobRepository, telemetry: TelemetryReader
+        self,
+        control: AsyncRedisStore,
+        jobs: JobService,
+        records: JobRepository,
+        telemetry: TelemetryReader,
+        authenticator: Authenticator,
     ) -> None:
         self._store = control
         self._jobs = jobs
         self._records = records
         self._telemetry = telemetry
+        self._authenticator = authenticator
         self._owners: dict[str, tuple[str, float]] = {}
 
     async def read_table(
@@ -109,7 +114,7 @@ class TableService:
             self._read_archived(who, rows) if archived else self._read_columns(who, rows),
             self._telemetry.read_many_progress(attempts),
         )
-        owners = await self._read_owners(who, {one.token for one in columns if one.token})
+        owners = await self._read_owners({one.token for one in columns if one.token})
         return [dict(_flatten(one, last, owners.get(one.token))) for one, last in zip(columns, progress, strict=True)]
 
     async def _read_columns(self, who: Principal, rows: Sequence[_Row]) -> Sequence[JobColumns]:
@@ -122,20 +127,15 @@ class TableService:
             for one in found
         ]
 
-    async def _read_owners(self, who: Principal, ids: set[str]) -> dict[str, str]:
-        """Who the tokens belong to, by their ids: the person, or the token's name."""
+    async def _read_owners(self, ids: set[str]) -> dict[str, str]:
+        """What the tokens are called, by their ids."""
         now = time.monotonic()
-        unknown = [token for token in ids if self._owners.get(token, ("", 0.0))[1] < now]
-        found = await asyncio.gather(*(self._store.run(tokens.read_token(token)) for token in unknown))
-        for token, record in zip(unknown, found, strict=True):
-            name = token if record is None else record.name or record.identity or token
-            if token == tokens.OPERATOR_ID and who.tenant == DEFAULT_TENANT:
-                name = "operator"
-            self._owners[token] = name, now + OWNER_SECONDS
-        owners = {token: self._owners[token][0] for token in ids}
-        if len(self._owners) > MAX_COLUMNS * SAMPLED_JOBS:
+        if len(self._owners) > MAX_OWNERS:
             self._owners.clear()
-        return owners
+        unknown = [token for token in ids if self._owners.get(token, ("", 0.0))[1] < now]
+        names = await asyncio.gather(*(self._authenticator.name_token(token) for token in unknown))
+        self._owners |= {token: (name, now + OWNER_SECONDS) for token, name in zip(unknown, names, strict=True)}
+        return {token: self._owners[token][0] for token in ids}
 
 
 def _parse_columns(columns: str) -> list[str]:

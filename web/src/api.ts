@@ -2,6 +2,7 @@
 
 import { signal } from "@preact/signals";
 
+import { noteAnswer, noteLost } from "./connection";
 import type { FieldError, Me } from "./contract";
 
 export * from "./contract";
@@ -46,8 +47,10 @@ async function fetchText(method: string, path: string, body?: unknown, headers: 
   try {
     answer = await fetch(path, wanted);
   } catch {
+    noteLost();
     throw new Problem(0, "unreachable", "the service does not answer; it may be restarting");
   }
+  noteAnswer();
   if (answer.status === 401) me.value = null;
   const text = await answer.text();
   if (!answer.ok) throw problemOf(answer.status, text);

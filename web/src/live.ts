@@ -2,6 +2,7 @@
 // stream (signed out, gone, over), and a connection that has fallen silent is noticed.
 
 import { type Events, me, read as parsed } from "./api";
+import { noteLost } from "./connection";
 
 /** The service sends something every 15 s. */
 const SILENT_MS = 40_000;
@@ -65,8 +66,9 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
       // A stream that was cut before its first event begins anew: what happened meanwhile is in none of its events.
       if (before && !lastId) handlers.resync?.(null);
       await events(answer.body, mine, take);
-    } catch {
+    } catch (error) {
       // It was cut, or left on purpose; either way it goes on below, or it does not.
+      if (error instanceof TypeError && !mine.signal.aborted && !over) noteLost();
     } finally {
       mine.abort();
       if (reading === mine) reading = null;

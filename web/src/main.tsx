@@ -3,6 +3,9 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 
 import { me, post, whoAmI } from "./api";
+import { Keys } from "./frame/Keys";
+import { Offline } from "./frame/Offline";
+import { watchForEnds } from "./frame/watched";
 import { ComparePage } from "./pages/Compare";
 import { DevicePage } from "./pages/Device";
 import { JobPage } from "./pages/Job";
@@ -52,6 +55,7 @@ function App() {
         },
       );
     void ask();
+    return watchForEnds();
   }, []);
   if (me.value === undefined)
     return unreachable.value ? <main>The service does not answer; trying again …</main> : null;
@@ -83,6 +87,7 @@ function App() {
           ))}
         </nav>
         <div class="who">
+          <Keys />
           <span title={`token ${me.value.token}`}>{me.value.tenant}</span>
           <button class="plain" onClick={signOut}>
             Sign out
@@ -92,6 +97,7 @@ function App() {
       <main id="content">
         <Page />
       </main>
+      <Offline />
       <Toast />
     </>
   );

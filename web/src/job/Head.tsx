@@ -1,9 +1,10 @@
-import { call, ENDED, type JobStatus, may, post } from "../api";
+import { ENDED, type JobStatus, may, post } from "../api";
 import { useClock } from "../clock";
 import { asked, between, clock, count, duration, leader, number } from "../format";
 import { ProgressBar, StateMark, WhyText } from "../parts/State";
 import { go, Link } from "../router";
 import { attempt } from "../toast";
+import { remove, resubmit } from "./actions";
 
 export function Head(props: { job: JobStatus; live: boolean }) {
   const { job } = props;
@@ -96,22 +97,6 @@ function Actions(props: { job: JobStatus; running: boolean }) {
     </>
   );
 }
-
-export const resubmit = (id: string) =>
-  attempt(async () => {
-    const answer = await post<JobStatus>(`/v1/jobs/${id}/resubmit`, undefined, {
-      "Idempotency-Key": crypto.randomUUID(),
-    });
-    go(`/jobs/${answer.id}`);
-  });
-
-export const remove = (job: { id: string; name: string }, after: () => void) => {
-  if (!window.confirm(`Delete ${job.name} with its logs, report and files?`)) return;
-  void attempt(async () => {
-    await call("DELETE", `/v1/jobs/${job.id}`);
-    after();
-  });
-};
 
 function shortened(devices: string[]): string {
   return devices.length <= 8 ? devices.join(", ") : `${devices[0]} … ${devices.at(-1)}`;

@@ -3,16 +3,16 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { type JobStatus, may, type Plan, Problem, post } from "../api";
 import { PlanView } from "../parts/Plan";
 import { go } from "../router";
+import { DRAFT } from "../submit/draft";
 import { Editor, type Mark, show } from "../submit/Editor";
 import { EXAMPLES, FIRST } from "../submit/examples";
 import { placeInWords, placeOf, places } from "../submit/places";
 
-const KEPT = "shardyard.draft";
 /** After the last key: the service is asked what it thinks of the spec. */
 const REST_MS = 350;
 
 export function SubmitPage() {
-  const [text, setText] = useState(() => sessionStorage.getItem(KEPT) ?? EXAMPLES.get(FIRST)!);
+  const [text, setText] = useState(() => sessionStorage.getItem(DRAFT) ?? EXAMPLES.get(FIRST)!);
   const [plan, setPlan] = useState<Plan | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [busy, setBusy] = useState(false);
@@ -22,7 +22,7 @@ export function SubmitPage() {
     document.title = "Submit: Shardyard";
   }, []);
   useEffect(() => {
-    sessionStorage.setItem(KEPT, text);
+    sessionStorage.setItem(DRAFT, text);
     let over = false;
     const timer = setTimeout(async () => {
       const [found, wrong] = await post<Plan>("/v1/plan", text).then(
@@ -45,7 +45,7 @@ export function SubmitPage() {
     setBusy(true);
     try {
       const job = await post<JobStatus>("/v1/jobs", text, { "Idempotency-Key": crypto.randomUUID() });
-      sessionStorage.removeItem(KEPT);
+      sessionStorage.removeItem(DRAFT);
       go(`/jobs/${job.id}`);
     } catch (error) {
       if (error instanceof Problem) setProblem(error);
