@@ -1,6 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { ENDED, type JobStatus } from "../api";
+import { ENDED, getAsItIs, type JobStatus, may } from "../api";
+import { edit } from "../job/actions";
 import { Curves } from "../job/Curves";
 import { DeviceTable } from "../job/DeviceTable";
 import { Facts, Failure, Notes } from "../job/Facts";
@@ -10,12 +11,15 @@ import { Head } from "../job/Head";
 import { Logs } from "../job/Logs";
 import { Places } from "../job/Places";
 import { Profiles } from "../job/Profiles";
+import { Summary } from "../job/Summary";
 import { Timeline } from "../job/Timeline";
 import { useJob } from "../job/watch";
 import { Bars, hasTimes } from "../parts/Bars";
 import { Findings } from "../parts/Findings";
 import { SplitMap } from "../parts/SplitMap";
 import { Link } from "../router";
+import { type Change, type Json, withChanges } from "../submit/changes";
+import { attempt as attemptTo } from "../toast";
 
 /** Devices whose logs are shown at first. */
 const LOGS = 3;
@@ -35,16 +39,27 @@ export function JobPage(props: { id: string }) {
   // Progress comes four times a second: what it does not concern is not drawn again.
   const running = job != null && !ENDED.has(job.state);
   const output = job && outputDevice(job);
+  const spec = job?.spec as Json | undefined;
+  const apply = useMemo(
+    () =>
+      spec && may("submit")
+        ? (changes: readonly Change[]) =>
+            void attemptTo(async () => {
+              const found = await getAsItIs<{ spec: Json }>(`/v1/jobs/${props.id}`);
+              edit(withChanges(found.spec, changes));
+            })
+        : undefined,
+    [props.id, spec != null],
+  );
   const split = useMemo(
     () =>
       report && (
         <>
-          {report.verdict && <p class="verdict">{report.verdict}</p>}
-          <Findings findings={report.findings} running={running} />
+          <Findings findings={report.findings} running={running} apply={apply} />
           <SplitMap report={report} outputDevice={output} />
         </>
       ),
-    [report, running, output],
+    [report, running, output, apply],
   );
   const costs = useMemo(
     () =>
@@ -113,6 +128,8 @@ export function JobPage(props: { id: string }) {
       )}
       <Head job={job} live={live} />
       {job.error && <Failure key={job.attempt} job={job} />}
+      {job.error && !running && logs}
+      <Summary job={job} report={report} />
       <div class="columns">
         <div>
           <section class="panel" aria-label="Findings and split">
@@ -140,7 +157,7 @@ export function JobPage(props: { id: string }) {
           </section>
         </div>
       </div>
-      {logs}
+      {!(job.error && !running) && logs}
       <div class="columns below">
         <div>
           <section class="panel">

@@ -2,7 +2,7 @@
 
 import type { Finding, Pattern, Plan } from "../api";
 import { count, NONE, plural } from "../format";
-import { IDLE, level } from "../marks";
+import { IDLE, meanOf, unevenClass } from "../marks";
 import { Findings } from "./Findings";
 
 export function PlanView(props: { plan: Plan }) {
@@ -32,7 +32,7 @@ export function PlanView(props: { plan: Plan }) {
             </thead>
             <tbody>
               {patterns.slice(0, 24).map((pattern, n) => {
-                const most = Math.max(...(pattern.rows ?? []).map((rows) => rows ?? 0), 0);
+                const mean = meanOf(pattern.rows ?? []);
                 return (
                   <tr key={n}>
                     <th class="head" scope="row">
@@ -49,7 +49,7 @@ export function PlanView(props: { plan: Plan }) {
                           <span>{IDLE}</span>
                         </td>
                       ) : (
-                        <td key={device} class={`cell l${level(rows, most)}`}>
+                        <td key={device} class={`cell ${unevenClass(rows, mean)}`}>
                           {count(rows)}
                         </td>
                       ),

@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 
 import type { Pattern, Report } from "../api";
 import { count, NONE, number, plural } from "../format";
-import { IDLE, idleSteps, inOrder, LEVELS, level, OUTPUT, SLOW, slowDevice } from "../marks";
+import { IDLE, idleSteps, inOrder, LEVELS, level, meanOf, OUTPUT, SLOW, slowDevice, unevenClass } from "../marks";
 import { aboutDevice, aboutShard, type By, measured, SHOW, titleOf, whyNot } from "./measures";
 
 const SWITCH: [By, string][] = [
@@ -32,7 +32,8 @@ interface Line {
   key: string;
   title: string;
   note: string;
-  most: number;
+  /** The largest value of several maps that are compared; null: cells are coloured around even. */
+  most: number | null;
   cells: Cell[];
 }
 
@@ -94,7 +95,7 @@ export function SplitMap(props: Props) {
           Show more of the {count(patterns.length)} ways of dividing a batch; these are the {shown.length} most frequent
         </button>
       )}
-      {lines && lines.length > 0 && <Legend by={by} report={report} />}
+      {lines && lines.length > 0 && <Legend by={by} report={report} around={props.most == null} />}
     </div>
   );
 }
@@ -151,7 +152,14 @@ function Table(props: Props & { lines: Line[]; by: By }) {
               </span>
             </th>
             {line.cells.map((cell) => (
-              <CellOf key={cell.device} cell={cell} most={line.most} slow={slow === cell.device} numbered={false} />
+              <CellOf
+                key={cell.device}
+                cell={cell}
+                most={line.most}
+                mean={meanOf(line.cells.map((one) => one.value))}
+                slow={slow === cell.device}
+                numbered={false}
+              />
             ))}
           </tr>
         ))}
@@ -179,7 +187,14 @@ function Banks(props: { lines: Line[]; report: Report }) {
           {banks.map((from) => (
             <tr key={from}>
               {line.cells.slice(from, from + ACROSS).map((cell) => (
-                <CellOf key={cell.device} cell={cell} most={line.most} slow={slow === cell.device} numbered />
+                <CellOf
+                  key={cell.device}
+                  cell={cell}
+                  most={line.most}
+                  mean={meanOf(line.cells.map((one) => one.value))}
+                  slow={slow === cell.device}
+                  numbered
+                />
               ))}
             </tr>
           ))}
@@ -189,9 +204,9 @@ function Banks(props: { lines: Line[]; report: Report }) {
   );
 }
 
-function CellOf(props: { cell: Cell; most: number; slow: boolean; numbered: boolean }) {
+function CellOf(props: { cell: Cell; most: number | null; mean: number; slow: boolean; numbered: boolean }) {
   const { cell } = props;
-  const kind = cell.value == null ? "none" : cell.text === IDLE ? "idle" : `l${level(cell.value, props.most)}`;
+  const kind = cell.value == null ? "none" : cell.text === IDLE ? "idle" : colourOf(cell.value, props.most, props.mean);
   return (
     <td class={`cell ${kind}${props.slow && kind !== "idle" ? " is-slow" : ""}`} data-about={cell.about}>
       {props.numbered && (
@@ -204,6 +219,9 @@ function CellOf(props: { cell: Cell; most: number; slow: boolean; numbered: bool
     </td>
   );
 }
+
+const colourOf = (value: number, most: number | null, mean: number): string =>
+  most == null ? unevenClass(value, mean) : `l${level(value, most)}`;
 
 function MarkedInWords(props: { report: Report; outputDevice: number | null }) {
   const slow = slowDevice(props.report);
@@ -229,20 +247,30 @@ function MarkedInWords(props: { report: Report; outputDevice: number | null }) {
   );
 }
 
-function Legend(props: { by: By; report: Report }) {
+const AROUND = ["under3", "under2", "under1", "even", "over1", "over2", "over3"];
+
+function ScaleOf(props: { by: By; around: boolean }) {
+  const classes = props.around ? AROUND : Array.from({ length: LEVELS }, (_, n) => `l${n}`);
+  return (
+    <span class="row">
+      less{" "}
+      <span class="scale" aria-hidden="true">
+        {classes.map((name) => (
+          <i key={name} class={name} />
+        ))}
+      </span>{" "}
+      more {titleOf(props.by)}
+      {props.around && " than the mean of the devices"}
+    </span>
+  );
+}
+
+function Legend(props: { by: By; report: Report; around: boolean }) {
   const { balance, patterns, per_device, notes } = props.report;
   const idle = per_device.some((one) => one.idle_steps > 0) || patterns.some((one) => one.rows?.includes(0));
   return (
     <div class="legend">
-      <span class="row">
-        less{" "}
-        <span class="scale" aria-hidden="true">
-          {Array.from({ length: LEVELS }, (_, n) => (
-            <i key={n} class={`l${n}`} />
-          ))}
-        </span>{" "}
-        more {titleOf(props.by)}
-      </span>
+      <ScaleOf by={props.by} around={props.around} />
       {idle && (
         <span>
           <i class="idle" aria-hidden="true" /> idle: it got nothing of that batch
@@ -280,7 +308,7 @@ function patternLine(pattern: Pattern, report: Report): Line {
     key: `${pattern.phase} ${pattern.module} ${pattern.batch_rows} ${pattern.rows?.join()} ${pattern.first_step}`,
     title: `${pattern.phase}${pattern.batch_rows == null ? "" : ` of ${count(pattern.batch_rows)}`}`,
     note: `${pattern.module ? `${pattern.module} · ` : ""}${steps}`,
-    most: Math.max(0, ...cells.map((cell) => cell.value ?? 0)),
+    most: null,
     cells,
   };
 }
@@ -292,10 +320,7 @@ function measureLine(by: Exclude<By, "rows">, report: Report, most: number | nul
     return { device, value, text: value == null ? NONE : SHOW[by](value), about: aboutDevice(device, report) };
   });
   if (cells.every((cell) => cell.value == null)) return null;
-  const largestHere = Math.max(...cells.map((cell) => cell.value ?? 0));
-  return [
-    { key: by, title: by === "memory" ? "peak" : "median", note: "main phase", most: most ?? largestHere, cells },
-  ];
+  return [{ key: by, title: by === "memory" ? "peak" : "median", note: "main phase", most, cells }];
 }
 
 function mostFrequent(patterns: Pattern[], enough: number): Pattern[] {
