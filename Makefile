@@ -69,10 +69,12 @@ lint: $(STAMP) ## Check style, types, import rules and generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m workers.training.recipes.generate_catalogue --check
 	$(BIN)/python -m tools.generate_sync_client --check
+	$(BIN)/python -m tools.web_checks
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	@test ! -x web/node_modules/.bin/biome || (cd web && node_modules/.bin/biome check --write)
 
 clean: ## Remove .venv and all files that tools have created
 	rm -rf $(VENV) api/web web/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -62,12 +62,13 @@ from api.http.middleware import (
 from api.http.prometheus import ProcessMetrics
 from api.http.rate_limits import RateLimiter
 from api.http.request_turns import RequestTurns
-from api.jobs import explain_routes, resolve_routes
+from api.jobs import explain_routes, resolve_routes, table_routes
 from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
 from api.jobs.resolve_service import ResolveService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
+from api.jobs.table_service import TableService
 from api.joins import routes as join_routes
 from api.joins.service import JoinService
 from api.node_files import routes as node_file_routes
@@ -118,7 +119,9 @@ STOP_SENDING_SECONDS = 5.0
 PREPARE_SECONDS = 0.5
 
 ROUTERS = (
+    # Before the route of one job, which would take their words for ids.
     resolve_routes.router,
+    table_routes.router,
     job_routes.router,
     explain_routes.router,
     bundle_routes.router,
@@ -322,6 +325,7 @@ def _build_services(
     return (
         jobs,
         ResolveService(control, jobs, storage),
+        TableService(control, jobs, records, telemetry, authenticator),
         ResultService(records, telemetry, storage),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),

@@ -29,14 +29,37 @@ router = APIRouter(tags=["sessions"])
 )
 async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Response:
     """Sets a cookie that replaces the token in the body, `{"token": "..."}`, for twelve hours. It is for browsers;
-    programs send the token itself."""
+    programs send the token itself. In place of the token a browser may have the code of a sign-in link."""
     if "origin" in request.headers:
         check_origin(request)
     answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
     # TLS may end at a proxy, whose word is not taken; the browser knows how it came here.
     secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0])
-    set_session_cookie(answer, await sessions.begin_session(body), seconds=SESSION_SECONDS, secure=secure)
+    set_session_cookie(
+        answer,
+        await sessions.begin_session(body, request.headers.get("origin", "")),
+        seconds=SESSION_SECONDS,
+        secure=secure,
+    )
     return answer
+
+
+@router.post(
+    "/v1/sign-in/code",
+    status_code=201,
+    **describe(
+        "Make a sign-in link",
+        answers.SignInCode,
+        statuses=(201,),
+        refuses=("forbidden",),
+    ),
+)
+async def issue_code(request: Request, who: Caller, sessions: ServiceDep) -> Response:
+    """A code with which a browser signs in once, within a quarter of an hour, for the owner of the token of this
+    request: open `/sign-in#code=<code>`. Browsers take it on the service's own machine, and over HTTPS."""
+    origin = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    code = await sessions.issue_code(who, request.headers.get("authorization", ""), origin)
+    return responses.json_response(code, 201, {"Cache-Control": "no-store"})
 
 
 @router.post(

@@ -46,6 +46,7 @@ CHANGES: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/v1/webhooks/{webhook}/test"): "webhook_tested",
     ("POST", "/v1/webhooks/{webhook}/deliveries/{delivery}/redeliver"): "webhook_redelivered",
     ("POST", "/v1/sign-in"): "signed_in",
+    ("POST", "/v1/sign-in/code"): "sign_in_code_issued",
     ("GET", "/v1/sign-in/oidc/callback"): "signed_in",
     ("POST", "/v1/sign-in/device/token"): "signed_in",
     ("POST", "/v1/sign-out"): ENDED_SESSION,

@@ -14,6 +14,7 @@ from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import sessions, tokens
+from jobs.store.accounts.sessions import SessionOwner
 from jobs.store.accounts.tokens import Scope
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Forbidden, Unauthenticated
@@ -144,6 +145,21 @@ class Authenticator:
         if not sessions.is_owner(owner, session, record):
             raise Unauthenticated(SESSION_OVER)
         return Principal(record.id, record.tenant, record.scopes, record.name, sessions.name_session(session))
+
+    async def authenticate_code(self, owner: SessionOwner, code: str) -> tuple[Principal, str]:
+        """Who signs in with a code that belongs to `owner`, and the SHA-256 of the token's secret. Raises as
+        `authenticate_session`."""
+        record = await self._read_token(owner.token)
+        if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
+            raise Unauthenticated("the token of this sign-in link is revoked or expired")
+        if not sessions.is_owner(owner, code, record):
+            raise Unauthenticated("the token of this sign-in link is another one by now")
+        return Principal(record.id, record.tenant, record.scopes, record.name, node=record.node), record.digest
+
+    async def name_token(self, token: str) -> str:
+        """What people call a token: its name, or its id where it is gone."""
+        record = await self._read_token(token)
+        return token if record is None else record.name or token
 
     def forget_token(self, token: str) -> None:
         """Ask Redis again the next time, because the token was revoked."""

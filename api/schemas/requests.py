@@ -18,6 +18,7 @@ from jobs.model.validation import require_plain
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.protocol.profiles import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from jobs.store import JobFilter
+from jobs.store.accounts.sessions import MAX_ID_LENGTH
 from jobs.store.accounts.tokens import MACHINES_SCOPES, MAX_TEXT_LENGTH, Scope
 from jobs.store.shares import MAX_WEIGHT, MIN_WEIGHT
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
@@ -96,11 +97,14 @@ class ReachRequest(BaseModel):
 
 
 class SignInRequest(BaseModel):
-    """A sign-in; `token` is the text of a bearer token."""
+    """A sign-in, with one of them: the text of a bearer token, or the code of a sign-in link."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    token: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH)
+    token: str | None = Field(None, min_length=1, max_length=MAX_TEXT_LENGTH, description="text of a bearer token")
+    code: str | None = Field(
+        None, min_length=1, max_length=MAX_ID_LENGTH, description="code of `POST /v1/sign-in/code`, good once"
+    )
 
 
 class DeviceSignInRequest(BaseModel):
@@ -316,13 +320,16 @@ def _wrong_of_machine(wanted: NewTokenRequest) -> Iterator[FieldError]:
         yield FieldError("quota", "leave it out: a token of a node submits no jobs")
 
 
-def parse_sign_in(body: bytes) -> str:
-    """The token of a sign-in. Raises MalformedJson, InvalidRequest; the error does not repeat the token, which is a
-    secret."""
+def parse_sign_in(body: bytes) -> SignInRequest:
+    """A sign-in, with a token or with a code. Raises MalformedJson, InvalidRequest; the error does not repeat either,
+    which are secrets."""
     try:
-        return _parse_body(SignInRequest, body, "the sign-in is not valid").token.strip()
+        found = _parse_body(SignInRequest, body, "the sign-in is not valid")
     except InvalidRequest as error:
         raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
+    if (found.token is None) == (found.code is None):
+        raise InvalidRequest("the sign-in is not valid", fields=(FieldError("token", SIGN_IN),))
+    return found
 
 
 def parse_device_sign_in(body: bytes) -> str:

@@ -70,6 +70,10 @@ def session_key(digest: str) -> str:
     return f"{PREFIX}session:{digest}"
 
 
+def sign_in_code_key(digest: str) -> str:
+    return f"{PREFIX}sign_in_code:{digest}"
+
+
 def token_key(token: str) -> str:
     return f"{PREFIX}token:{token}"
 

@@ -17,7 +17,7 @@ from jobs.protocol.names import job_ref
 from jobs.store.accounts.quotas import raise_over_quota
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
-from jobs.store.specs import decode_spec, encode_spec
+from jobs.store.specs import decode_spec, decompress_spec, encode_spec
 from shardyard.contract.errors import (
     IdempotencyConflict,
     JobFinished,
@@ -32,6 +32,8 @@ MAX_CANCEL_SCANNED = 1_000
 MAX_CANCELLED = 50
 #: Jobs that one page looks at, when a filter matches rarely.
 MAX_SCANNED = 1_000
+#: A spec that is stored in more bytes has no columns in tables of jobs.
+MAX_COLUMN_SPEC_BYTES = 32_768
 #: Rows of jobs that have ended which a process keeps decoded, at about a kilobyte each.
 KEPT_ROWS = 4096
 IDEMPOTENCY_SECONDS = 7 * 86_400
@@ -393,6 +395,32 @@ def count_jobs(tenant: str) -> Call[dict[JobState, int]]:
         return dict(zip(JobState, reply, strict=True))
 
     return call_function("count_jobs", decode, *JobState, tenant=tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class JobColumns:
+    """What a table shows of a job beside its row. `spec` is JSON, empty where it is too large for tables."""
+
+    token: str
+    result: dict[str, Any]
+    spec: bytes
+
+
+def read_columns(tenant: str, jobs: Sequence[str]) -> Call[tuple[JobColumns, ...]]:
+    """Of jobs of a tenant, in their order; of one that is gone, nothing is known."""
+
+    def decode(reply: Sequence[Any]) -> tuple[JobColumns, ...]:
+        return tuple(
+            JobColumns(
+                token.decode(),
+                msgspec.json.decode(result, type=dict[str, Any]) if result else {},
+                decompress_spec(spec) if spec else b"",
+            )
+            for token, result, spec in reply
+        )
+
+    refs = [job_ref(tenant, job) for job in jobs]
+    return call_function("read_columns", decode, *refs, max_spec_bytes=MAX_COLUMN_SPEC_BYTES)
 
 
 def read_versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:

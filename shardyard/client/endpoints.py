@@ -341,6 +341,10 @@ def set_share(tenant: str, weight: float) -> HttpCall[scheduling.ShareView]:
     return HttpCall(method="PUT", path=path, kind=scheduling.ShareView, content=body, headers=_JSON, repeat=True)
 
 
+def issue_sign_in_code() -> HttpCall[responses.SignInCode]:
+    return HttpCall(method="POST", path="/v1/sign-in/code", kind=responses.SignInCode)
+
+
 def list_nodes() -> HttpCall[fleet.NodeList]:
     return _get_request("/v1/nodes", fleet.NodeList)
 

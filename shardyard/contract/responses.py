@@ -173,6 +173,30 @@ class JobList(Answer, frozen=True):
     next: str | None = None
 
 
+class JobTable(Answer, frozen=True):
+    """Jobs as rows of a table, newest first. `values` has a list for each job, with a value for each of `columns`:
+    text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen."""
+
+    columns: list[str]
+    jobs: list[ListedJob]
+    values: list[list[Any]]
+    counts: dict[str, int]
+    next: str | None = None
+
+
+class JobColumn(Answer, frozen=True):
+    """A column that a table of jobs can have: its name, what it holds (`number`, `text` or `switch`), and how many of
+    the newest jobs have a value for it."""
+
+    name: str
+    kind: str
+    jobs: int
+
+
+class JobColumnList(Answer, frozen=True):
+    columns: list[JobColumn]
+
+
 class CancelledJobs(msgspec.Struct, kw_only=True):
     """The result of cancelling many jobs. `complete` is false if the time ran out first: repeat the request for the
     rest."""
@@ -424,6 +448,13 @@ class SecretView(Answer, frozen=True, kw_only=True):
 
 class SecretList(Answer, frozen=True):
     secrets: list[SecretView]
+
+
+class SignInCode(Answer, frozen=True, kw_only=True):
+    """A code that a browser signs in with once, for the owner of the token that asked for it."""
+
+    code: str
+    expires_at: datetime
 
 
 class Caller(Answer, frozen=True, kw_only=True):

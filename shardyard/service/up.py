@@ -32,7 +32,7 @@ from jobs.model.settings import Settings
 from jobs.store.acl import RedisRole
 from jobs.support import fs, secret_keys
 from shardyard import formatting
-from shardyard.client import Client
+from shardyard.client import Client, endpoints
 from shardyard.client.connection import SERVICE_FILE, default_data_dir, url_host
 from shardyard.client.transport import trust_certificate
 from shardyard.contract.errors import ShardyardError
@@ -50,6 +50,8 @@ from shardyard.service.virtual_nodes import PlannedWorker, find_other_workers, p
 ADMIN_TOKEN = "admin.token"  # noqa: S105  (a file)
 DEFAULT_HOST = "127.0.0.1"
 READY_SECONDS = 120.0
+#: As long as the API's codes are good.
+_LINK_MINUTES = 15
 #: How often `up` looks whether a signal has come.
 TICK_SECONDS = 0.2
 #: The API drains open requests for 10 s.
@@ -348,6 +350,13 @@ class _ServiceRun:
                 self._processes.watch(TICK_SECONDS, restart=False)
         return []
 
+    def _make_sign_in_link(self, url: str, token_file: Path) -> str:
+        """An address at which a browser signs in without the token; "" where the service gives none, for example
+        because others could read what the browser sends."""
+        with contextlib.suppress(OSError, ShardyardError), self._connect(url, token_file.read_text().strip()) as client:
+            return f"{url}/sign-in#code={client.call(endpoints.issue_sign_in_code()).code}"
+        return ""
+
     def _read_network(self, url: str, token_file: Path) -> str:
         """The network that jobs of our pool get where they have a box with one of its own."""
         with contextlib.suppress(OSError, ShardyardError), self._connect(url, token_file.read_text().strip()) as client:
@@ -374,6 +383,8 @@ class _ServiceRun:
     def _print_ready(self, url: str, token_file: Path, nodes: list[NodeView], seconds: float) -> None:
         self._print_line(f"[bold green]ready[/] in {seconds:.1f} s\n")
         self._print_line(f"  address     [bold]{url}[/]")
+        if link := self._make_sign_in_link(url, token_file):
+            self._print_line(f"  dashboard   {link}  (signs you in once, within {_LINK_MINUTES} minutes)")
         self._print_line(f"  token file  {token_file}")
         network = self._read_network(url, token_file)
         for box, alike in groupby(nodes, key=lambda node: describe_box(node.box, network)):

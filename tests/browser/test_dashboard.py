@@ -142,7 +142,8 @@ def test_a_run_is_followed_live_and_cancelled(pages: Pages, client: Client) -> N
     pages.open("/")
     row = page.locator("tr", has=page.locator(f'a[href="/jobs/{job}"]'))
     expect(row.locator("progress")).to_be_visible()
-    row.get_by_role("button", name="Cancel").click()
+    row.get_by_role("button", name="Actions on").click()
+    page.get_by_role("menuitem", name="Cancel").click()
     expect(row.locator(".state")).to_have_text("cancelled")
     row.get_by_role("link", name="digits-ddp2", exact=True).click()
     expect(page.get_by_role("button", name="Delete")).to_be_visible()
@@ -155,7 +156,7 @@ def test_the_list_changes_by_itself_and_its_filters_are_in_the_address(pages: Pa
     client.submit(example("rows-on-3-devices") | {"labels": {"shown": "yes"}, "name": "Comes Later"})
     expect(page.get_by_role("link", name="Comes Later")).to_be_visible()
     expect(page.locator("tr", has_text="Comes Later").locator(".state")).to_have_text("succeeded")
-    page.get_by_label("State").select_option("failed")
+    page.get_by_role("navigation", name="Jobs by state").get_by_role("link", name="failed").click()
     expect(page).to_have_url(re.compile(r"state=failed"))
     expect(page.get_by_text("No job matches")).to_be_visible()
     pages.open("/")
@@ -166,7 +167,8 @@ def test_the_list_changes_by_itself_and_its_filters_are_in_the_address(pages: Pa
     expect(page).to_have_url(re.compile(r"search=omes"))
     expect(page.locator("table.jobs tbody tr")).to_have_count(1)
     page.once("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Delete Comes Later").click()
+    page.get_by_role("button", name="Actions on Comes Later").click()
+    page.get_by_role("menuitem", name="Delete").click()
     expect(page.get_by_text("No job matches")).to_be_visible()
 
 

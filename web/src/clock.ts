@@ -1,11 +1,13 @@
 import { useEffect, useState } from "preact/hooks";
 
-/** The time, each second anew. */
+import { lostAt } from "./connection";
+
+/** The time, each second anew; the time of the last answer while the service does not answer. */
 export function useClock(): number {
   const [now, setNow] = useState(Date.now());
   useEffect(() => {
     const timer = setInterval(() => setNow(Date.now()), 1000);
     return () => clearInterval(timer);
   }, []);
-  return now;
+  return lostAt.value ?? now;
 }

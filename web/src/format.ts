@@ -38,7 +38,13 @@ export function bytes(value: number | null | undefined): string {
   return `${unit === 0 ? size : Number(size.toPrecision(3))} ${UNITS[unit]}`;
 }
 
-const SCALES: [number, string][] = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const SCALES: [number, string][] = [
+  [1e15, "P"],
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+];
 
 /** Floating-point operations: "2.1 TFLOP". */
 export function flop(value: number | null | undefined): string {
@@ -90,8 +96,10 @@ export function findingCost(one: { cost_device_seconds?: number | null; cost_sha
     return "";
   }
   const digits = seconds < 10 ? 2 : seconds < 100 ? 1 : 0;
-  const spent = seconds >= 3600 ? `${(seconds / 3600).toFixed(1)} device-hours` : `${seconds.toFixed(digits)} device-seconds`;
-  const share = one.cost_share === undefined || one.cost_share === null ? "" : `, ${Math.round(100 * one.cost_share)}% of the run`;
+  const spent =
+    seconds >= 3600 ? `${(seconds / 3600).toFixed(1)} device-hours` : `${seconds.toFixed(digits)} device-seconds`;
+  const share =
+    one.cost_share === undefined || one.cost_share === null ? "" : `, ${Math.round(100 * one.cost_share)}% of the run`;
   return `(costs ${spent}${share})`;
 }
 
@@ -105,7 +113,9 @@ export function runs(names: (string | number)[]): string {
     if (digits !== "" && before?.kind === kind && before.last === at - 1) before.last = at;
     else found.push(digits === "" ? { kind: String(name), first: -1, last: -1 } : { kind, first: at, last: at });
   }
-  return found.map(({ kind, first, last }) => (first < 0 ? kind : first === last ? `${kind}${first}` : `${kind}${first}-${last}`)).join(", ");
+  return found
+    .map(({ kind, first, last }) => (first < 0 ? kind : first === last ? `${kind}${first}` : `${kind}${first}-${last}`))
+    .join(", ");
 }
 
 /** What a job asks for: "4", or "4 of each of 2 nodes". */
@@ -115,5 +125,7 @@ export function asked(job: { devices: number; nodes: number }): string {
 
 /** Where a job or an attempt is: its node, or the one that leads and how many there are beside it. */
 export function leader(placement: { node: string }[]): string | undefined {
-  return placement.length > 1 ? `${placement[0]!.node} and ${plural(placement.length - 1, "other")}` : placement[0]?.node;
+  return placement.length > 1
+    ? `${placement[0]!.node} and ${plural(placement.length - 1, "other")}`
+    : placement[0]?.node;
 }

@@ -1,7 +1,8 @@
 // Streams of server-sent events. They are read with fetch rather than EventSource: its answers say why there is no
 // stream (signed out, gone, over), and a connection that has fallen silent is noticed.
 
-import { me, read as parsed } from "./api";
+import { type Events, me, read as parsed } from "./api";
+import { noteLost } from "./connection";
 
 /** The service sends something every 15 s. */
 const SILENT_MS = 40_000;
@@ -12,7 +13,7 @@ const LINGER_MS = 15_000;
 const STREAMS = 4;
 const LOOK_MS = 4000;
 
-export type Handlers = Record<string, (data: any) => void>;
+export type Handlers = { [Name in keyof Events]?: (data: Events[Name]) => void };
 
 /** Follow a stream: from where it was cut when it is cut, not at all while the page is hidden. `handlers` take the JSON
  * of each event; `end` is also called where there is nothing to follow any more, and `resync`, every so often, where
@@ -35,7 +36,8 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
   const take = (name: string, id: string, data: string) => {
     if (over) return;
     if (id) lastId = id;
-    handlers[name]?.(parsed(data || "null"));
+    const handler = handlers[name as keyof Events] as ((data: unknown) => void) | undefined;
+    handler?.(parsed(data || "null"));
     if (name === "end") leave();
   };
   const read = async () => {
@@ -47,7 +49,7 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
     try {
       if (!(await granted(mine))) {
         tell?.(true);
-        handlers["resync"]?.(null);
+        handlers.resync?.(null);
         again = LOOK_MS;
         return;
       }
@@ -55,17 +57,18 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
       const answer = await fetch(path, { headers, signal: mine.signal, cache: "no-store" });
       if (answer.status === 401) me.value = null;
       if ([204, 401, 403, 404].includes(answer.status)) {
-        if (!over) handlers["end"]?.(answer.status === 404 ? { state: "deleted" } : null);
+        if (!over) handlers.end?.(answer.status === 404 ? { state: "deleted" } : null);
         return leave();
       }
       if (!answer.ok || !answer.body) throw new Error(`status ${answer.status}`);
       tell?.(true);
       failures = 0;
       // A stream that was cut before its first event begins anew: what happened meanwhile is in none of its events.
-      if (before && !lastId) handlers["resync"]?.(null);
+      if (before && !lastId) handlers.resync?.(null);
       await events(answer.body, mine, take);
-    } catch {
+    } catch (error) {
       // It was cut, or left on purpose; either way it goes on below, or it does not.
+      if (error instanceof TypeError && !mine.signal.aborted && !over) noteLost();
     } finally {
       mine.abort();
       if (reading === mine) reading = null;
@@ -99,7 +102,12 @@ async function granted(held: AbortController): Promise<boolean> {
     const got = await new Promise<boolean>((answer) => {
       void navigator.locks.request(`shardyard stream ${n}`, { ifAvailable: true }, (lock) => {
         answer(lock !== null);
-        return lock && new Promise<void>((free) => (held.signal.aborted ? free() : held.signal.addEventListener("abort", () => free())));
+        return (
+          lock &&
+          new Promise<void>((free) =>
+            held.signal.aborted ? free() : held.signal.addEventListener("abort", () => free()),
+          )
+        );
       });
     });
     if (got) return true;

@@ -3,6 +3,9 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 
 import { me, post, whoAmI } from "./api";
+import { Keys } from "./frame/Keys";
+import { Offline } from "./frame/Offline";
+import { watchForEnds } from "./frame/watched";
 import { ComparePage } from "./pages/Compare";
 import { DevicePage } from "./pages/Device";
 import { JobPage } from "./pages/Job";
@@ -12,9 +15,9 @@ import { QuotaPage } from "./pages/Quota";
 import { SignInPage } from "./pages/SignIn";
 import { SubmitPage } from "./pages/Submit";
 import { WebhooksPage } from "./pages/Webhooks";
-import { Link, go, place } from "./router";
+import { go, Link, place } from "./router";
 import "./styles.css";
-import { Toast, attempt } from "./toast";
+import { attempt, Toast } from "./toast";
 
 const PAGES = [
   ["/", "Jobs"],
@@ -52,26 +55,49 @@ function App() {
         },
       );
     void ask();
+    return watchForEnds();
   }, []);
-  if (me.value === undefined) return unreachable.value ? <main>The service does not answer; trying again …</main> : null;
+  if (me.value === undefined)
+    return unreachable.value ? <main>The service does not answer; trying again …</main> : null;
   if (me.value === null || place.value.pathname === "/sign-in") return <SignInPage />;
   const path = place.value.pathname;
   return (
     <>
-      <a class="skip" href="#content">Skip to content</a>
+      <a class="skip" href="#content">
+        Skip to content
+      </a>
       <header class="top">
-        <Link to="/" class="brand"><img src="/assets/icon.svg" alt="" />Shardyard</Link>
+        <Link to="/" class="brand">
+          <img src="/assets/icon.svg" alt="" />
+          Shardyard
+        </Link>
         <nav aria-label="Pages">
           {PAGES.map(([to, title]) => (
-            <Link key={to} to={to} current={path === to || (to === "/" && path.startsWith("/jobs/")) || (to === "/nodes" && path.startsWith("/devices/"))}>{title}</Link>
+            <Link
+              key={to}
+              to={to}
+              current={
+                path === to ||
+                (to === "/" && path.startsWith("/jobs/")) ||
+                (to === "/nodes" && path.startsWith("/devices/"))
+              }
+            >
+              {title}
+            </Link>
           ))}
         </nav>
         <div class="who">
+          <Keys />
           <span title={`token ${me.value.token}`}>{me.value.tenant}</span>
-          <button class="plain" onClick={signOut}>Sign out</button>
+          <button class="plain" onClick={signOut}>
+            Sign out
+          </button>
         </div>
       </header>
-      <main id="content"><Page /></main>
+      <main id="content">
+        <Page />
+      </main>
+      <Offline />
       <Toast />
     </>
   );

@@ -11,6 +11,8 @@ export const LEVELS = 7;
 const SLOW_CAUSES: ReadonlySet<string> = new Set(["compute", "input"]);
 const SLOW_FROM = 1.25;
 const SLOW_STEPS = 10;
+/** Parts of the mean by which a value is off, for each step of colour. */
+const UNEVEN_FROM = [0.02, 0.12, 0.3];
 
 export function slowDevice(report: Report): number | null {
   const slowest = report.balance.slowest_device;
@@ -47,6 +49,25 @@ export function idleSteps(report: Report): Map<number, number> {
 export function level(value: number, most: number): number {
   return most <= 0 ? 0 : Math.min(LEVELS - 1, Math.floor((value / most) * LEVELS * 0.9999));
 }
+
+/** How far from even a value is: 0 within two percent, then up to 3 more (or -3: less) than the mean. */
+export function unevenness(value: number, mean: number): number {
+  if (mean <= 0) return 0;
+  const off = value / mean - 1;
+  const size = UNEVEN_FROM.filter((from) => Math.abs(off) > from).length;
+  return size === 0 ? 0 : Math.sign(off) * size;
+}
+
+/** The class of a cell that is coloured around even. */
+export function unevenClass(value: number, mean: number): string {
+  const off = unevenness(value, mean);
+  return off === 0 ? "even" : `${off > 0 ? "over" : "under"}${Math.abs(off)}`;
+}
+
+export const meanOf = (values: readonly (number | null)[]): number => {
+  const known = values.filter((value): value is number => value != null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : 0;
+};
 
 /** Patterns in the order in which people look for them: the main phase first, then as they came. */
 export function inOrder(patterns: Pattern[]): Pattern[] {

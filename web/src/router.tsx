@@ -25,14 +25,26 @@ export function withQuery(changes: Record<string, string>): string {
   return url.pathname + url.search;
 }
 
-export function Link(props: { to: string; class?: string; current?: boolean; title?: string; children: ComponentChildren }) {
+export function Link(props: {
+  to: string;
+  class?: string;
+  current?: boolean;
+  title?: string;
+  children: ComponentChildren;
+}) {
   const follow = (event: MouseEvent) => {
     if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
     go(props.to);
   };
   return (
-    <a href={props.to} class={props.class} title={props.title} aria-current={props.current ? "page" : undefined} onClick={follow}>
+    <a
+      href={props.to}
+      class={props.class}
+      title={props.title}
+      aria-current={props.current ? "page" : undefined}
+      onClick={follow}
+    >
       {props.children}
     </a>
   );

@@ -11,11 +11,13 @@ import secrets
 from dataclasses import dataclass
 
 from jobs.model.records import TokenRecord
-from jobs.protocol.names import session_key
+from jobs.protocol.names import session_key, sign_in_code_key
 from jobs.store.accounts.tokens import hash_secret
 from jobs.store.call import Call, call_function, ignore_reply
 
 SESSION_SECONDS = 12 * 3600
+#: How long a code that a browser signs in with is good: from a terminal to a click.
+CODE_SECONDS = 15 * 60
 #: An id as `new_id` makes it has 43 characters; anything longer is none.
 MAX_ID_LENGTH = 64
 
@@ -47,18 +49,30 @@ def begin_session(session: str, token: str, digest: str, seconds: int = SESSION_
 def read_session(session: str) -> Call[SessionOwner | None]:
     """The token that a session belongs to; None where it has ended, or never was."""
 
-    def decode(reply: bytes | None) -> SessionOwner | None:
-        if not reply:
-            return None
-        token, _, proof = reply.decode().partition(" ")
-        return SessionOwner(token, proof)
+    return Call(("GET", session_key(hash_secret(session))), _decode_owner)
 
-    return Call(("GET", session_key(hash_secret(session))), decode)
+
+def _decode_owner(reply: bytes | None) -> SessionOwner | None:
+    if not reply:
+        return None
+    token, _, proof = reply.decode().partition(" ")
+    return SessionOwner(token, proof)
+
+
+def put_sign_in_code(code: str, token: str, digest: str) -> Call[None]:
+    """Have a browser that has the code sign in once, for the token with the id `token` and the SHA-256 `digest`."""
+    owner = f"{token} {_prove_digest(code, digest)}"
+    return Call(("SET", sign_in_code_key(hash_secret(code)), owner, "EX", CODE_SECONDS), ignore_reply)
+
+
+def take_sign_in_code(code: str) -> Call[SessionOwner | None]:
+    """The token that a code stands for, which is used up by this; None where it is, or never was."""
+    return Call(("GETDEL", sign_in_code_key(hash_secret(code))), _decode_owner)
 
 
 def is_owner(owner: SessionOwner, session: str, record: TokenRecord) -> bool:
-    """Whether the session began with this very secret: under the id that an operator's tokens share there may be
-    another one by now."""
+    """Whether the session, or the code, began with this very secret: under the id that an operator's tokens share
+    there may be another one by now."""
     return hmac.compare_digest(owner.proof, _prove_digest(session, record.digest))
 
 

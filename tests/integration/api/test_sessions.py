@@ -3,9 +3,11 @@
 import pytest
 from httpx import Response
 
+from jobs.protocol.names import sign_in_code_key
 from jobs.store.accounts import sessions
-from jobs.store.accounts.tokens import Scope
-from tests.integration.api.conftest import Api
+from jobs.store.accounts.tokens import Scope, hash_secret
+from jobs.store.call import Call
+from tests.integration.api.conftest import ADMIN, Api, bearer
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -129,3 +131,59 @@ async def test_pages_hold_no_data_load_nothing_from_elsewhere_and_run_no_inline_
         assert "://" not in answer.text
     assert (await api.client.get("/assets/../auth.py")).status_code == 404
     assert (await api.client.get("/assets/.stamp")).status_code == 404
+
+
+async def issue_code(api: Api) -> Response:
+    return await api.client.post("/v1/sign-in/code", headers=api.token(Scope.SUBMIT))
+
+
+async def test_the_code_of_a_link_signs_in_once_for_the_owner_of_the_token(api: Api) -> None:
+    issued = await issue_code(api)
+    assert (issued.status_code, issued.headers["cache-control"]) == (201, "no-store")
+    body = {"code": issued.json()["code"]}
+    answer = await api.client.post("/v1/sign-in", json=body, headers=OWN)
+    assert answer.status_code == 204, answer.text
+    again = await api.client.post("/v1/sign-in", json=body, headers=OWN)
+    assert (again.status_code, again.json()["code"]) == (401, "unauthenticated")
+    assert "used already" in again.json()["detail"]
+    api.client.cookies.clear()
+    me = await api.client.get("/v1/me", headers={"Cookie": cookie_of(answer).partition(";")[0]})
+    assert me.json()["scopes"] == ["submit"]
+
+
+async def test_a_code_is_no_session_and_ends_by_itself(api: Api) -> None:
+    code = (await issue_code(api)).json()["code"]
+    me = await api.client.get("/v1/me", headers={"Cookie": f"shardyard_session={code}"})
+    assert me.status_code == 401
+    left = api.control.run(Call(("TTL", sign_in_code_key(hash_secret(code))), int))
+    assert 0 < left <= sessions.CODE_SECONDS
+
+
+async def test_a_code_is_not_taken_where_others_could_read_it(api: Api) -> None:
+    code = (await issue_code(api)).json()["code"]
+    for origin in ({}, {"Origin": "http://shardyard.example"}):
+        answer = await api.client.post("/v1/sign-in", json={"code": code}, headers={"Host": "localhost", **origin})
+        assert answer.status_code == 403, origin
+    over_tls = {"Origin": "https://localhost", "Host": "localhost"}
+    assert (await api.client.post("/v1/sign-in", json={"code": code}, headers=over_tls)).status_code == 204
+
+
+async def test_a_session_cannot_make_another_by_a_code(api: Api) -> None:
+    cookie = await sign_in(api)
+    assert (await api.client.post("/v1/sign-in/code", headers=cookie | OWN)).status_code == 403
+
+
+async def test_a_code_ends_with_its_token(api: Api) -> None:
+    headers = api.token(Scope.SUBMIT)
+    issued = await api.client.post("/v1/sign-in/code", headers=headers)
+    assert issued.status_code == 201, issued.text
+    code = issued.json()["code"]
+    token = (await api.client.get("/v1/me", headers=headers)).json()["token"]
+    assert (await api.client.delete(f"/v1/tokens/{token}", headers=bearer(ADMIN))).status_code == 204
+    answer = await api.client.post("/v1/sign-in", json={"code": code}, headers=OWN)
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("body", [{}, {"token": "sy_x_y", "code": "z"}, {"code": ""}, {"code": "x" * 65}])
+async def test_a_sign_in_has_a_token_or_a_code(api: Api, body: dict[str, str]) -> None:
+    assert (await api.client.post("/v1/sign-in", json=body, headers=OWN)).status_code == 422

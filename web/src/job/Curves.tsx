@@ -2,9 +2,10 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Series, get } from "../api";
+import { get, type MetricList } from "../api";
 import { count } from "../format";
 import { Curve } from "./Curve";
+import type { Look } from "./series";
 import type { Feed } from "./watch";
 
 const FIRST = ["loss", "eval_loss", "accuracy", "learning_rate", "rows_per_second"];
@@ -18,11 +19,12 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
   const [names, setNames] = useState<string[] | null>(null);
   const [shown, setShown] = useState(SHOWN);
   const [filter, setFilter] = useState("");
-  const [log, setLog] = useState(false);
+  const [look, setLook] = useState<Look>({ log: false, axis: "step", smoothing: 0 });
+  const [large, setLarge] = useState("");
   const known = useRef(new Set<string>());
 
-  const look = () =>
-    get<{ series: Series[] }>(`/v1/jobs/${props.id}/metrics?points=1`).then(
+  const read = () =>
+    get<MetricList>(`/v1/jobs/${props.id}/metrics?points=1`).then(
       (found) => {
         for (const one of found.series) known.current.add(one.name);
         setNames(inOrder(known.current));
@@ -31,10 +33,10 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
     );
   useEffect(() => {
     known.current.clear();
-    if (props.attempt > 0) void look();
+    if (props.attempt > 0) void read();
     else setNames([]);
     const stops = [
-      props.feed.onResync(() => void look()),
+      props.feed.onResync(() => void read()),
       props.feed.onMetric((event) => {
         if (known.current.has(event.name)) return;
         known.current.add(event.name);
@@ -49,15 +51,79 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
     <>
       <div class="row">
         <h2 class="grow">Curves {wanted.length > SHOWN && <small>{count(wanted.length)} series</small>}</h2>
-        {names && names.length > SHOWN && <label>Find <input type="search" size={10} value={filter} onInput={(event) => setFilter(event.currentTarget.value)} /></label>}
-        {names && names.length > 0 && <label><input type="checkbox" checked={log} onChange={(event) => setLog(event.currentTarget.checked)} /> log scale</label>}
+        {names && names.length > SHOWN && (
+          <label>
+            Find{" "}
+            <input type="search" size={10} value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
+          </label>
+        )}
       </div>
-      {names?.length === 0 && <p class="muted">No series{props.running ? " yet" : ""}. Recipes send their loss; a script sends its own with <code>job.log(name, value)</code>.</p>}
+      {names && names.length > 0 && <Looks look={look} set={setLook} />}
+      {names?.length === 0 && (
+        <p class="muted">
+          No series{props.running ? " yet" : ""}. Recipes send their loss; a script sends its own with{" "}
+          <code>job.log(name, value)</code>.
+        </p>
+      )}
       <div class="curves">
-        {wanted.slice(0, shown).map((name) => <Curve key={name} id={props.id} attempt={props.attempt} name={name} few={names!.length <= FEW} log={log} feed={props.feed} />)}
+        {wanted.slice(0, shown).map((name) => (
+          <Curve
+            key={name}
+            id={props.id}
+            attempt={props.attempt}
+            name={name}
+            few={names!.length <= FEW}
+            look={look}
+            large={large === name}
+            enlarge={() => setLarge(large === name ? "" : name)}
+            feed={props.feed}
+          />
+        ))}
       </div>
-      {wanted.length > shown && <button class="plain" onClick={() => setShown(shown + MORE)}>Show {count(Math.min(MORE, wanted.length - shown))} more</button>}
+      {wanted.length > shown && (
+        <button class="plain" onClick={() => setShown(shown + MORE)}>
+          Show {count(Math.min(MORE, wanted.length - shown))} more
+        </button>
+      )}
     </>
+  );
+}
+
+function Looks(props: { look: Look; set: (look: Look) => void }) {
+  const { look, set } = props;
+  return (
+    <div class="row looks">
+      <label>
+        Smoothing{" "}
+        <input
+          type="range"
+          min={0}
+          max={0.99}
+          step={0.01}
+          value={look.smoothing}
+          onInput={(event) => set({ ...look, smoothing: Number(event.currentTarget.value) })}
+        />{" "}
+        <output>{look.smoothing.toFixed(2)}</output>
+      </label>
+      <label>
+        Along{" "}
+        <select
+          value={look.axis}
+          onChange={(event) => set({ ...look, axis: event.currentTarget.value as Look["axis"] })}
+        >
+          <option value="step">steps</option>
+          <option value="time">time</option>
+        </select>
+      </label>
+      <label>
+        <input
+          type="checkbox"
+          checked={look.log}
+          onChange={(event) => set({ ...look, log: event.currentTarget.checked })}
+        />{" "}
+        log scale
+      </label>
+    </div>
   );
 }
 

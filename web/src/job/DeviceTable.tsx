@@ -24,7 +24,8 @@ function together(report: Report): string {
 
 /** What a node's devices got and waited for together: "6,400 rows (50 %), wall time 13 s, 2 % waiting for data". */
 function nodeFacts(node: NodeMeasures): string {
-  const part = (took: number | null | undefined) => took != null && node.wall_ms ? percent(took / node.wall_ms) : null;
+  const part = (took: number | null | undefined) =>
+    took != null && node.wall_ms ? percent(took / node.wall_ms) : null;
   const waited = part(node.data_wait_ms);
   const communicated = part(node.comm_ms);
   const words = [
@@ -52,43 +53,122 @@ export function DeviceTable(props: { report: Report; outputDevice: number | null
   const columns = 6 + rates.length + Number(measured);
   return (
     <>
-      <h2>Devices {rated && <small>{rated} together </small>}{skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
-      <div class="scroll devices" tabIndex={0} role="group" aria-label="Devices in numbers"><table>
-        <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{rates.map(([field, title]) => <th key={field} class="n" scope="col">{title}</th>)}{measured && <th scope="col">Peak memory</th>}</tr></thead>
-        <tbody>
-          {report.per_device.map((one, n) => {
-            const device = leased.get(one.device);
-            const before = leased.get(report.per_device[n - 1]?.device ?? -1);
-            return [
-              nodes.size > 1 && device && device.node !== before?.node && (
-                <tr key={`of ${device.node}`} class="of-node"><th colSpan={columns} scope="rowgroup">
-                  <bdi>{device.node}</bdi>
-                  {report.balance.slowest_node === device.node && <> <span class="mark slow">slowest node</span></>}
-                  {ofNodes.has(device.node) && <> <small class="muted">{ofNodes.get(device.node)}</small></>}
-                </th></tr>
-              ),
-              <tr key={one.device}>
-                <td title={device?.name}>
-                  {one.device} <span class="muted">{device && device.id.length <= 8 ? device.id : device?.name}{device ? `, rank ${device.rank}` : ""}</span>
-                  {slow === one.device && <> <span class="mark slow">{SLOW}</span></>}
-                  {props.outputDevice === one.device && <> <span class="mark output">{OUTPUT}</span></>}
-                  {one.idle_steps > 0 && <> <span class="mark idles">{IDLE}</span></>}
-                </td>
-                <td class="n">{count(one.rows)}</td><td class="n">{percent(one.share)}</td><td class="n">{count(one.steps)}</td>
-                <td class="n">{one.idle_steps ? <b>{count(one.idle_steps)}</b> : 0}</td><td class="n">{number(one.ms_per_row)}</td>
-                {rates.map(([field, , show]) => <td key={field} class="n">{show(one[field])}</td>)}
-                {measured && (
-                  <td>
-                    <progress max={most} value={one.memory_peak_bytes ?? 0} aria-label={`peak memory of device ${one.device}: ${bytes(one.memory_peak_bytes)}`} />
-                    <span class="small">{bytes(one.memory_peak_bytes)}{device?.memory_total_bytes ? <span class="muted"> of {bytes(device.memory_total_bytes)}</span> : null}</span>
+      <h2>
+        Devices {rated && <small>{rated} together </small>}
+        {skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}
+      </h2>
+      <div class="scroll devices" tabIndex={0} role="group" aria-label="Devices in numbers">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Device</th>
+              <th class="n" scope="col">
+                Rows
+              </th>
+              <th class="n" scope="col">
+                Share
+              </th>
+              <th class="n" scope="col">
+                Steps
+              </th>
+              <th class="n" scope="col">
+                Idle
+              </th>
+              <th class="n" scope="col">
+                ms a row
+              </th>
+              {rates.map(([field, title]) => (
+                <th key={field} class="n" scope="col">
+                  {title}
+                </th>
+              ))}
+              {measured && <th scope="col">Peak memory</th>}
+            </tr>
+          </thead>
+          <tbody>
+            {report.per_device.map((one, n) => {
+              const device = leased.get(one.device);
+              const before = leased.get(report.per_device[n - 1]?.device ?? -1);
+              return [
+                nodes.size > 1 && device && device.node !== before?.node && (
+                  <tr key={`of ${device.node}`} class="of-node">
+                    <th colSpan={columns} scope="rowgroup">
+                      <bdi>{device.node}</bdi>
+                      {report.balance.slowest_node === device.node && (
+                        <>
+                          {" "}
+                          <span class="mark slow">slowest node</span>
+                        </>
+                      )}
+                      {ofNodes.has(device.node) && (
+                        <>
+                          {" "}
+                          <small class="muted">{ofNodes.get(device.node)}</small>
+                        </>
+                      )}
+                    </th>
+                  </tr>
+                ),
+                <tr key={one.device}>
+                  <td title={device?.name}>
+                    {one.device}{" "}
+                    <span class="muted">
+                      {device && device.id.length <= 8 ? device.id : device?.name}
+                      {device ? `, rank ${device.rank}` : ""}
+                    </span>
+                    {slow === one.device && (
+                      <>
+                        {" "}
+                        <span class="mark slow">{SLOW}</span>
+                      </>
+                    )}
+                    {props.outputDevice === one.device && (
+                      <>
+                        {" "}
+                        <span class="mark output">{OUTPUT}</span>
+                      </>
+                    )}
+                    {one.idle_steps > 0 && (
+                      <>
+                        {" "}
+                        <span class="mark idles">{IDLE}</span>
+                      </>
+                    )}
                   </td>
-                )}
-              </tr>,
-            ];
-          })}
-        </tbody>
-      </table></div>
-      {!measured && report.per_device.length > 0 && <p class="muted small">Peak memory: {report.notes["per_device.memory_peak_bytes"] ?? "not measured"}.</p>}
+                  <td class="n">{count(one.rows)}</td>
+                  <td class="n">{percent(one.share)}</td>
+                  <td class="n">{count(one.steps)}</td>
+                  <td class="n">{one.idle_steps ? <b>{count(one.idle_steps)}</b> : 0}</td>
+                  <td class="n">{number(one.ms_per_row)}</td>
+                  {rates.map(([field, , show]) => (
+                    <td key={field} class="n">
+                      {show(one[field])}
+                    </td>
+                  ))}
+                  {measured && (
+                    <td>
+                      <progress
+                        max={most}
+                        value={one.memory_peak_bytes ?? 0}
+                        aria-label={`peak memory of device ${one.device}: ${bytes(one.memory_peak_bytes)}`}
+                      />
+                      <span class="small">
+                        {bytes(one.memory_peak_bytes)}
+                        {device?.memory_total_bytes ? (
+                          <span class="muted"> of {bytes(device.memory_total_bytes)}</span>
+                        ) : null}
+                      </span>
+                    </td>
+                  )}
+                </tr>,
+              ];
+            })}
+          </tbody>
+        </table>
+      </div>
+      {!measured && report.per_device.length > 0 && (
+        <p class="muted small">Peak memory: {report.notes["per_device.memory_peak_bytes"] ?? "not measured"}.</p>
+      )}
     </>
   );
 }

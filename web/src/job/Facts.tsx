@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { ENDED, type JobStatus, type LogPage, get } from "../api";
+import { ENDED, get, type JobStatus, type LogPage } from "../api";
 import { between, clock, count, duration } from "../format";
 import { Link } from "../router";
 
@@ -10,20 +10,50 @@ export function Facts(props: { job: JobStatus }) {
   const { job } = props;
   const facts: [string, string][] = [
     ["id", job.id],
-    ["batch", job.batch_size == null ? "the script decides" : `${count(job.batch_size)} from one DataLoader, ${count(job.global_batch_size)} in one step`],
+    [
+      "batch",
+      job.batch_size == null
+        ? "the script decides"
+        : `${count(job.batch_size)} from one DataLoader, ${count(job.global_batch_size)} in one step`,
+    ],
     ["submitted", clock(job.created_at)],
-    ["first step", job.first_step_at ? `${clock(job.first_step_at)}, ${duration(between(job.created_at, job.first_step_at, 0))} after it was submitted` : "–"],
+    [
+      "first step",
+      job.first_step_at
+        ? `${clock(job.first_step_at)}, ${duration(between(job.created_at, job.first_step_at, 0))} after it was submitted`
+        : "–",
+    ],
     ["start", job.start],
-    ["network", job.network ? NETWORKS[job.network] ?? job.network : "–"],
-    ["retries", `${job.retries} of ${job.max_retries}${job.losses ? `; ${job.losses} lost to failures of the service` : ""}`],
-    ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
+    ["network", job.network ? (NETWORKS[job.network] ?? job.network) : "–"],
+    [
+      "retries",
+      `${job.retries} of ${job.max_retries}${job.losses ? `; ${job.losses} lost to failures of the service` : ""}`,
+    ],
+    [
+      "labels",
+      Object.entries(job.labels)
+        .map(([name, value]) => `${name}=${value}`)
+        .join(", ") || "–",
+    ],
   ];
   return (
     <>
       <h2>Job</h2>
       <dl class="facts">
-        {facts.map(([name, value]) => <><dt key={name}>{name}</dt><dd dir="auto">{value}</dd></>)}
-        {job.parent_id && <><dt>submitted again from</dt><dd><Link to={`/jobs/${job.parent_id}`}>{job.parent_id}</Link></dd></>}
+        {facts.map(([name, value]) => (
+          <>
+            <dt key={name}>{name}</dt>
+            <dd dir="auto">{value}</dd>
+          </>
+        ))}
+        {job.parent_id && (
+          <>
+            <dt>submitted again from</dt>
+            <dd>
+              <Link to={`/jobs/${job.parent_id}`}>{job.parent_id}</Link>
+            </dd>
+          </>
+        )}
       </dl>
     </>
   );
@@ -39,9 +69,16 @@ export function Failure(props: { job: JobStatus }) {
   if (!error) return null;
   return (
     <div class="notice bad">
-      <b>{props.job.reason.code.replaceAll("_", " ")}</b>{error.rank != null && ` in rank ${error.rank}`}: <span dir="auto">{error.message ?? props.job.reason.message}</span>
+      <b>{props.job.reason.code.replaceAll("_", " ")}</b>
+      {error.rank != null && ` in rank ${error.rank}`}:{" "}
+      <span dir="auto">{error.message ?? props.job.reason.message}</span>
       {error.advice && <p dir="auto">→ {error.advice}</p>}
-      {error.traceback && <details open><summary>Traceback</summary><pre tabIndex={0}>{error.traceback}</pre></details>}
+      {error.traceback && (
+        <details open>
+          <summary>Traceback</summary>
+          <pre tabIndex={0}>{error.traceback}</pre>
+        </details>
+      )}
       {ENDED.has(props.job.state) && <LastLines job={props.job} traceback={error.traceback ?? ""} />}
     </div>
   );
@@ -53,16 +90,28 @@ function LastLines(props: { job: JobStatus; traceback: string }) {
   const [lines, setLines] = useState<string[]>([]);
   const trace = new Set(props.traceback.split("\n").map((line) => line.trimEnd()));
   useEffect(() => {
-    const wanted = new URLSearchParams({ attempt: String(job.attempt), stream: "stdout,stderr", tail: String(LAST_LINES + trace.size) });
+    const wanted = new URLSearchParams({
+      attempt: String(job.attempt),
+      stream: "stdout,stderr",
+      tail: String(LAST_LINES + trace.size),
+    });
     if (job.error?.rank != null) wanted.set("device", String(job.error.rank));
-    get<LogPage>(`/v1/jobs/${job.id}/logs?${wanted}`).then((page) => {
-      const texts = page.lines.map((line) => line.text);
-      while (texts.length && trace.has(texts.at(-1)!.replace(RANK_PREFIX, "").trimEnd())) texts.pop();
-      setLines(texts.slice(-LAST_LINES));
-    }, () => undefined);
+    get<LogPage>(`/v1/jobs/${job.id}/logs?${wanted}`).then(
+      (page) => {
+        const texts = page.lines.map((line) => line.text);
+        while (texts.length && trace.has(texts.at(-1)!.replace(RANK_PREFIX, "").trimEnd())) texts.pop();
+        setLines(texts.slice(-LAST_LINES));
+      },
+      () => undefined,
+    );
   }, [job.id, job.attempt, job.state]);
   if (!lines.length) return null;
-  return <><p class="muted">The last lines that it printed{props.traceback && " before that"}:</p><pre tabIndex={0}>{lines.join("\n")}</pre></>;
+  return (
+    <>
+      <p class="muted">The last lines that it printed{props.traceback && " before that"}:</p>
+      <pre tabIndex={0}>{lines.join("\n")}</pre>
+    </>
+  );
 }
 
 export function Notes(props: { notes: Record<string, string> }) {
@@ -74,7 +123,13 @@ export function Notes(props: { notes: Record<string, string> }) {
   return (
     <details>
       <summary>What could not be measured, and why</summary>
-      <ul class="notes">{[...fields].map(([why, named]) => <li key={why}><span dir="auto">{why}</span> <span class="mono muted">{named.join(", ")}</span></li>)}</ul>
+      <ul class="notes">
+        {[...fields].map(([why, named]) => (
+          <li key={why}>
+            <span dir="auto">{why}</span> <span class="mono muted">{named.join(", ")}</span>
+          </li>
+        ))}
+      </ul>
     </details>
   );
 }

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { type Bucket, type Series, get } from "../api";
+import { type Bucket, get, type MetricList, type Series } from "../api";
 import { bytes, count, duration, number, percent } from "../format";
 
 const POINTS = 60;
@@ -36,7 +36,9 @@ export function Hardware(props: { id: string; attempt: number; running: boolean;
     let left = false;
     const read = async () => {
       if (!document.hidden) {
-        const found = await get<{ series: Series[] }>(`/v1/jobs/${id}/metrics?source=hardware&points=${POINTS}&attempt=${attempt}`).catch(() => null);
+        const found = await get<MetricList>(
+          `/v1/jobs/${id}/metrics?source=hardware&points=${POINTS}&attempt=${attempt}`,
+        ).catch(() => null);
         if (left) return;
         if (found) setSeries(found.series);
       }
@@ -54,17 +56,39 @@ export function Hardware(props: { id: string; attempt: number; running: boolean;
   if (!names.length) return null;
   const name = names.includes(chosen) ? chosen : names[0]!;
   const wanted = series.filter((one) => one.name === name && one.buckets.length > 0);
-  const top = SERIES[name]![2] ?? Math.max(...wanted.flatMap((one) => one.buckets.map((bucket) => bucket.maximum ?? 0)));
+  const top =
+    SERIES[name]![2] ?? Math.max(...wanted.flatMap((one) => one.buckets.map((bucket) => bucket.maximum ?? 0)));
   const seconds = Math.max(0, ...wanted.map((one) => one.buckets.at(-1)!.last.step));
   return (
     <section class="panel">
       <div class="row">
-        <h2 class="grow">Hardware <small>{duration(seconds)}</small></h2>
-        <label>Show <select value={name} onChange={(event) => setChosen(event.currentTarget.value)}>{names.map((one) => <option key={one} value={one}>{SERIES[one]![0]}</option>)}</select></label>
+        <h2 class="grow">
+          Hardware <small>{duration(seconds)}</small>
+        </h2>
+        <label>
+          Show{" "}
+          <select value={name} onChange={(event) => setChosen(event.currentTarget.value)}>
+            {names.map((one) => (
+              <option key={one} value={one}>
+                {SERIES[one]![0]}
+              </option>
+            ))}
+          </select>
+        </label>
       </div>
-      <div class="curves">{wanted.slice(0, shown).map((one) => <Chart key={one.device} series={one} top={top || 1} />)}</div>
-      {wanted.length > shown && <button class="plain" onClick={() => setShown(wanted.length)}>Show {count(wanted.length - shown)} more devices</button>}
-      {wanted.length < props.devices && <p class="muted small">Devices of one process share it: the first one has its series.</p>}
+      <div class="curves">
+        {wanted.slice(0, shown).map((one) => (
+          <Chart key={one.device} series={one} top={top || 1} />
+        ))}
+      </div>
+      {wanted.length > shown && (
+        <button class="plain" onClick={() => setShown(wanted.length)}>
+          Show {count(wanted.length - shown)} more devices
+        </button>
+      )}
+      {wanted.length < props.devices && (
+        <p class="muted small">Devices of one process share it: the first one has its series.</p>
+      )}
     </section>
   );
 }
@@ -80,8 +104,16 @@ function Chart(props: { series: Series; top: number }) {
   const words = `mean ${show(mean)}, ${show(least)} to ${show(most)}`;
   return (
     <figure>
-      <figcaption title={words}><b>Device {device}</b> <span class="muted">{show(last.mean)} now</span></figcaption>
-      <svg class="hardware" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`${SERIES[name]![0]} of device ${device}: ${words}`}>
+      <figcaption title={words}>
+        <b>Device {device}</b> <span class="muted">{show(last.mean)} now</span>
+      </figcaption>
+      <svg
+        class="hardware"
+        viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
+        preserveAspectRatio="none"
+        role="img"
+        aria-label={`${SERIES[name]![0]} of device ${device}: ${words}`}
+      >
         <polygon points={band(buckets, props.top)} />
         <polyline points={line(buckets, props.top)} />
       </svg>
@@ -102,5 +134,7 @@ const line = (buckets: Bucket[], top: number) => places(buckets, top, (one) => o
 
 /** From the least to the greatest value of each bucket. */
 function band(buckets: Bucket[], top: number): string {
-  return [...places(buckets, top, (one) => one.maximum), ...places(buckets, top, (one) => one.minimum).reverse()].join(" ");
+  return [...places(buckets, top, (one) => one.maximum), ...places(buckets, top, (one) => one.minimum).reverse()].join(
+    " ",
+  );
 }

@@ -3,7 +3,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import type { LogLine } from "../api";
 import { clock, count, plural } from "../format";
-import { type Lines, type Source, around, earlier, grown, later, newest, read } from "./lines";
+import { around, earlier, grown, type Lines, later, newest, read, type Source } from "./lines";
 import { useMatches } from "./matches";
 import type { Feed } from "./watch";
 
@@ -102,7 +102,8 @@ export function LogPane(props: Props) {
   useLayoutEffect(() => {
     const node = list.current;
     const line = marked ? node?.querySelector<HTMLElement>(`[data-seq="${marked}"]`) : null;
-    if (node && line) node.scrollTop += line.getBoundingClientRect().top - node.getBoundingClientRect().top - node.clientHeight / 3;
+    if (node && line)
+      node.scrollTop += line.getBoundingClientRect().top - node.getBoundingClientRect().top - node.clientHeight / 3;
   }, [marked, search]);
 
   const scrolled = () => {
@@ -129,14 +130,30 @@ export function LogPane(props: Props) {
       <header>
         device {source.device}
         <span class="muted" role="status">
-          {words || (search ? `${plural(found.lines.length, "line")}${found.more ? " so far" : ""}${found.busy ? ", searching …" : ""}`
-            : last ? `lines ${count(held.lines[0]!.seq)} to ${count(last)}${held.atEnd && props.running ? ", live" : ""}` : props.running ? "nothing yet" : "no lines")}
+          {words ||
+            (search
+              ? `${plural(found.lines.length, "line")}${found.more ? " so far" : ""}${found.busy ? ", searching …" : ""}`
+              : last
+                ? `lines ${count(held.lines[0]!.seq)} to ${count(last)}${held.atEnd && props.running ? ", live" : ""}`
+                : props.running
+                  ? "nothing yet"
+                  : "no lines")}
         </span>
-        {search && found.more && !found.busy && <button class="plain" onClick={found.goOn}>search on</button>}
+        {search && found.more && !found.busy && (
+          <button class="plain" onClick={found.goOn}>
+            search on
+          </button>
+        )}
       </header>
       <ol ref={list} class="mono" tabIndex={0} aria-label={`lines of device ${source.device}`} onScroll={scrolled}>
         {shown.map((line) => (
-          <Line key={line.seq} line={line} wanted={search.toLowerCase()} marked={line.seq === marked} show={search ? props.show : undefined} />
+          <Line
+            key={line.seq}
+            line={line}
+            wanted={search.toLowerCase()}
+            marked={line.seq === marked}
+            show={search ? props.show : undefined}
+          />
         ))}
       </ol>
     </section>
@@ -161,7 +178,13 @@ class Line extends Component<LineProps> {
     const title = `line ${line.seq}, ${line.stream}, rank ${line.rank}${line.step == null ? "" : `, step ${line.step}`}`;
     return (
       <li class={`${line.stream}${marked ? " marked" : ""}`} data-seq={line.seq} title={title}>
-        {show ? <button class="plain at" title="show it among its neighbours" onClick={() => show(line.seq)}>{count(line.seq)}</button> : <span class="at">{clock(line.at).slice(-8)}</span>}
+        {show ? (
+          <button class="plain at" title="show it among its neighbours" onClick={() => show(line.seq)}>
+            {count(line.seq)}
+          </button>
+        ) : (
+          <span class="at">{clock(line.at).slice(-8)}</span>
+        )}
         {(line.stream === "stderr" || line.stream === "service") && <span class="src">{line.stream}</span>}
         <bdi>{wanted ? highlighted(line.text, wanted) : line.text}</bdi>
       </li>
@@ -171,5 +194,13 @@ class Line extends Component<LineProps> {
 
 function highlighted(text: string, wanted: string) {
   const at = text.toLowerCase().indexOf(wanted);
-  return at < 0 ? text : <>{text.slice(0, at)}<mark>{text.slice(at, at + wanted.length)}</mark>{text.slice(at + wanted.length)}</>;
+  return at < 0 ? (
+    text
+  ) : (
+    <>
+      {text.slice(0, at)}
+      <mark>{text.slice(at, at + wanted.length)}</mark>
+      {text.slice(at + wanted.length)}
+    </>
+  );
 }

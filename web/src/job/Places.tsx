@@ -9,15 +9,36 @@ export function Places(props: { job: JobStatus }) {
   const devices = placement.reduce((sum, place) => sum + place.devices.length, 0);
   return (
     <section class="panel">
-      <h2>Nodes <small>{plural(devices, "device")} of {count(placement.length)} nodes; the first one leads</small></h2>
-      <div class="scroll" tabIndex={0} role="group" aria-label="Nodes of this job"><table class="places">
-        <thead><tr><th scope="col">Node</th><th scope="col">Devices</th><th scope="col" class="n">Ranks</th></tr></thead>
-        <tbody>
-          {placement.map((place) => (
-            <tr key={place.node}><td><bdi>{place.node}</bdi></td><td>{runs(place.devices)}</td><td class="n">{runs(place.ranks)}</td></tr>
-          ))}
-        </tbody>
-      </table></div>
+      <h2>
+        Nodes{" "}
+        <small>
+          {plural(devices, "device")} of {count(placement.length)} nodes; the first one leads
+        </small>
+      </h2>
+      <div class="scroll" tabIndex={0} role="group" aria-label="Nodes of this job">
+        <table class="places">
+          <thead>
+            <tr>
+              <th scope="col">Node</th>
+              <th scope="col">Devices</th>
+              <th scope="col" class="n">
+                Ranks
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {placement.map((place) => (
+              <tr key={place.node}>
+                <td>
+                  <bdi>{place.node}</bdi>
+                </td>
+                <td>{runs(place.devices)}</td>
+                <td class="n">{runs(place.ranks)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </section>
   );
 }

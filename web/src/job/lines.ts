@@ -1,7 +1,7 @@
 // A window on the log of one device: some of its lines, in order, however long the whole is. Lines of streams that are
 // not shown leave gaps in the numbers.
 
-import { type LogLine, type LogPage, get } from "../api";
+import { get, type LogLine, type LogPage } from "../api";
 
 /** Lines that are held; those farther away are read again when somebody goes there. */
 export const HELD = 1500;
@@ -38,7 +38,11 @@ export function shows(source: Source, line: LogLine): boolean {
 }
 
 export function read(source: Source, query: Record<string, string | number>): Promise<LogPage> {
-  const wanted = new URLSearchParams({ attempt: String(source.attempt), device: String(source.device), stream: source.streams });
+  const wanted = new URLSearchParams({
+    attempt: String(source.attempt),
+    device: String(source.device),
+    stream: source.streams,
+  });
   for (const [name, value] of Object.entries(query)) wanted.set(name, String(value));
   return get<LogPage>(`/v1/jobs/${source.id}/logs?${wanted}`);
 }
@@ -51,7 +55,10 @@ export async function newest(source: Source, seen = 0): Promise<Lines> {
 
 /** Lines around one of them. */
 export async function around(source: Source, seq: number): Promise<Lines> {
-  const [before, after] = await Promise.all([read(source, { tail: PAGE / 2, before_line: seq }), onward(source, seq, PAGE / 2)]);
+  const [before, after] = await Promise.all([
+    read(source, { tail: PAGE / 2, before_line: seq }),
+    onward(source, seq, PAGE / 2),
+  ]);
   return { ...after, lines: [...before.lines, ...after.lines], atStart: before.lines.length === 0 };
 }
 
@@ -60,13 +67,23 @@ export async function earlier(source: Source, held: Lines): Promise<Lines> {
   if (held.atStart || first <= 1) return held;
   const found = await read(source, { tail: PAGE, before_line: first });
   const lines = [...found.lines, ...held.lines];
-  return { ...held, lines: lines.slice(0, HELD), atEnd: held.atEnd && lines.length <= HELD, atStart: found.lines.length === 0 };
+  return {
+    ...held,
+    lines: lines.slice(0, HELD),
+    atEnd: held.atEnd && lines.length <= HELD,
+    atStart: found.lines.length === 0,
+  };
 }
 
 export async function later(source: Source, held: Lines): Promise<Lines> {
   const found = await onward(source, (held.lines.at(-1)?.seq ?? 0) + 1, PAGE);
   const lines = [...held.lines, ...found.lines];
-  return { ...found, lines: lines.slice(-HELD), atStart: held.atStart && lines.length <= HELD, seen: Math.max(held.seen, found.seen) };
+  return {
+    ...found,
+    lines: lines.slice(-HELD),
+    atStart: held.atStart && lines.length <= HELD,
+    seen: Math.max(held.seen, found.seen),
+  };
 }
 
 /** With lines of all streams that have just come; null when some in between are missing. */
@@ -75,7 +92,12 @@ export function grown(source: Source, held: Lines, came: LogLine[]): Lines | nul
   if (!fresh.length) return held;
   if (held.seen && fresh[0]!.seq > held.seen + 1) return null;
   const lines = [...held.lines, ...fresh.filter((line) => shows(source, line))];
-  return { lines: lines.slice(-FOLLOWED), atEnd: true, atStart: held.atStart && lines.length <= FOLLOWED, seen: fresh.at(-1)!.seq };
+  return {
+    lines: lines.slice(-FOLLOWED),
+    atEnd: true,
+    atStart: held.atStart && lines.length <= FOLLOWED,
+    seen: fresh.at(-1)!.seq,
+  };
 }
 
 async function onward(source: Source, from: number, count: number): Promise<Lines> {

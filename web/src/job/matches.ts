@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import type { LogLine } from "../api";
-import { type Source, read, shows } from "./lines";
+import { read, type Source, shows } from "./lines";
 import type { Feed } from "./watch";
 
 /** After the last key. */
@@ -30,7 +30,11 @@ export function useMatches(source: Source, search: string, feed: Feed): Matches 
     let count = 0;
     let finished = false;
     while (run.current === mine && count < enough && !finished) {
-      const page = await read(source, { search, limit: ENOUGH, ...(cursor.current && { after: cursor.current }) }).catch(() => null);
+      const page = await read(source, {
+        search,
+        limit: ENOUGH,
+        ...(cursor.current && { after: cursor.current }),
+      }).catch(() => null);
       if (run.current !== mine) return;
       finished = page == null || page.ended || (!page.lines.length && page.next === cursor.current);
       if (page?.lines.length) setLines((before) => [...before, ...page.lines]);
@@ -57,8 +61,12 @@ export function useMatches(source: Source, search: string, feed: Feed): Matches 
     if (!search || busy || more) return;
     return feed.onLog((event) => {
       const wanted = search.toLowerCase();
-      const fresh = event.device === source.device ? event.lines.filter((line) => shows(source, line) && line.text.toLowerCase().includes(wanted)) : [];
-      if (fresh.length) setLines((before) => [...before, ...fresh.filter((line) => line.seq > (before.at(-1)?.seq ?? 0))]);
+      const fresh =
+        event.device === source.device
+          ? event.lines.filter((line) => shows(source, line) && line.text.toLowerCase().includes(wanted))
+          : [];
+      if (fresh.length)
+        setLines((before) => [...before, ...fresh.filter((line) => line.seq > (before.at(-1)?.seq ?? 0))]);
     });
   }, [search, busy, more, source.device]);
 

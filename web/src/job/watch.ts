@@ -2,7 +2,17 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ENDED, type Attempt, type JobStatus, type LogEvent, type MetricEvent, Problem, type Report, get } from "../api";
+import {
+  type Attempt,
+  type AttemptList,
+  ENDED,
+  get,
+  type JobStatus,
+  type LogEvent,
+  type MetricEvent,
+  Problem,
+  type Report,
+} from "../api";
 import { follow } from "../live";
 import { throttled } from "../throttle";
 
@@ -36,12 +46,16 @@ export function useJob(id: string, logs: number[] | null): Watched {
   const [problem, setProblem] = useState<Problem | null>(null);
   const [live, setLive] = useState(true);
   const [deleted, setDeleted] = useState(false);
-  const channels = useRef({ metric: channel<MetricEvent>(), log: channel<LogEvent>(), resync: channel<void>() }).current;
+  const channels = useRef({
+    metric: channel<MetricEvent>(),
+    log: channel<LogEvent>(),
+    resync: channel<void>(),
+  }).current;
 
   const look = useRef({
     job: throttled(async () => {
       try {
-        const [found, tried] = await Promise.all([get<JobStatus>(base), get<{ attempts: Attempt[] }>(`${base}/attempts`)]);
+        const [found, tried] = await Promise.all([get<JobStatus>(base), get<AttemptList>(`${base}/attempts`)]);
         setJob(found);
         setAttempts(tried.attempts);
       } catch (error) {
@@ -54,7 +68,13 @@ export function useJob(id: string, logs: number[] | null): Watched {
       } catch (error) {
         if (!(error instanceof Problem && error.status === 404)) return;
         // A new attempt has none yet. Of a job that was deleted, the last one stays in sight.
-        if (await get(base).then(() => true, () => false)) setReport(null);
+        if (
+          await get(base).then(
+            () => true,
+            () => false,
+          )
+        )
+          setReport(null);
       }
     }),
   }).current;
@@ -66,11 +86,11 @@ export function useJob(id: string, logs: number[] | null): Watched {
 
   useEffect(() => {
     // Shown together when all are there, so that nothing on the page moves while it loads.
-    const none = { attempts: [] };
+    const none: AttemptList = { attempts: [] };
     Promise.all([
       get<JobStatus>(base),
       get<Report>(`${base}/splits`).catch(() => null),
-      get<{ attempts: Attempt[] }>(`${base}/attempts`).catch(() => none),
+      get<AttemptList>(`${base}/attempts`).catch(() => none),
     ]).then(([found, split, tried]) => {
       setAttempts(tried.attempts);
       setReport(split);
@@ -118,7 +138,11 @@ export function useJob(id: string, logs: number[] | null): Watched {
     return () => clearInterval(timer);
   }, [id, waits]);
 
-  const feed = useRef<Feed>({ onMetric: channels.metric.join, onLog: channels.log.join, onResync: channels.resync.join });
+  const feed = useRef<Feed>({
+    onMetric: channels.metric.join,
+    onLog: channels.log.join,
+    onResync: channels.resync.join,
+  });
   return { job, attempts, report, problem, live: live || ended, deleted, feed: feed.current };
 }
 

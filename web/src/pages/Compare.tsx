@@ -1,13 +1,13 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { type JobStatus, type JobSummary, Problem, type Report, get } from "../api";
+import { get, type JobList, type JobStatus, type JobSummary, Problem, type Report } from "../api";
 import { asked } from "../format";
-import { type Diff, DiffTable } from "../parts/DiffTable";
 import { Bars, scaleOf } from "../parts/Bars";
-import { largest, type By } from "../parts/measures";
+import { type Diff, DiffTable } from "../parts/DiffTable";
+import { type By, largest } from "../parts/measures";
 import { BySwitch, SplitMap } from "../parts/SplitMap";
 import { StateMark } from "../parts/State";
-import { Link, go, place, withQuery } from "../router";
+import { go, Link, place, withQuery } from "../router";
 import { outputDevice } from "./Job";
 
 interface Side {
@@ -26,7 +26,10 @@ export function ComparePage() {
   const [by, setBy] = useState<By>("rows");
   useEffect(() => {
     document.title = "Compare: Shardyard";
-    void get<{ jobs: JobSummary[] }>(`/v1/jobs?limit=${RECENT}`).then((found) => setRecent(found.jobs), () => {});
+    void get<JobList>(`/v1/jobs?limit=${RECENT}`).then(
+      (found) => setRecent(found.jobs),
+      () => {},
+    );
   }, []);
   useEffect(() => {
     let over = false;
@@ -36,7 +39,8 @@ export function ComparePage() {
     Promise.all(ids.map((id) => (id ? side(id) : null))).then((found) => {
       if (over) return;
       setSides(found);
-      if (found.every((one) => one?.report)) get<Diff>(`/v1/jobs/${ids[0]}/splits/diff?against=${ids[1]}`).then((found) => !over && setDiff(found), failed);
+      if (found.every((one) => one?.report))
+        get<Diff>(`/v1/jobs/${ids[0]}/splits/diff?against=${ids[1]}`).then((found) => !over && setDiff(found), failed);
     }, failed);
     return () => {
       over = true;
@@ -49,18 +53,37 @@ export function ComparePage() {
         <h1>Compare two runs</h1>
         <span class="grow" />
         {reports.length > 0 && <BySwitch by={by} setBy={setBy} />}
-        {diff && <a class="button" href={`/v1/jobs/${ids[0]}/splits/diff?against=${ids[1]}`} target="_blank" rel="noopener">As a file</a>}
+        {diff && (
+          <a class="button" href={`/v1/jobs/${ids[0]}/splits/diff?against=${ids[1]}`} target="_blank" rel="noopener">
+            As a file
+          </a>
+        )}
       </div>
-      {problem && <div class="notice bad" role="alert">{problem}</div>}
+      {problem && (
+        <div class="notice bad" role="alert">
+          {problem}
+        </div>
+      )}
       <div class="columns even">
         {["a", "b"].map((name, n) => (
           <div key={name} class="panel">
-            <Choice title={n ? "against" : "this run"} id={ids[n]!} recent={recent} choose={(id) => go(withQuery({ [name]: id }), "replace")} />
-            {sides[n] && ids[n] && <SideOf side={sides[n]} by={by} most={largest(by, reports)} scale={scaleOf(reports)} />}
+            <Choice
+              title={n ? "against" : "this run"}
+              id={ids[n]!}
+              recent={recent}
+              choose={(id) => go(withQuery({ [name]: id }), "replace")}
+            />
+            {sides[n] && ids[n] && (
+              <SideOf side={sides[n]} by={by} most={largest(by, reports)} scale={scaleOf(reports)} />
+            )}
           </div>
         ))}
       </div>
-      {diff && <section class="panel below"><DiffTable diff={diff} /></section>}
+      {diff && (
+        <section class="panel below">
+          <DiffTable diff={diff} />
+        </section>
+      )}
     </>
   );
 }
@@ -68,11 +91,16 @@ export function ComparePage() {
 function Choice(props: { title: string; id: string; recent: JobSummary[]; choose: (id: string) => void }) {
   const { id, recent } = props;
   return (
-    <label class="choice">{props.title}
+    <label class="choice">
+      {props.title}
       <select value={id} onChange={(event) => props.choose(event.currentTarget.value)}>
         <option value="">choose a job</option>
         {id && !recent.some((job) => job.id === id) && <option value={id}>{id}</option>}
-        {recent.map((job) => <option key={job.id} value={job.id}>{job.name.slice(0, 60)} ({job.strategy} on {asked(job)}, {job.state})</option>)}
+        {recent.map((job) => (
+          <option key={job.id} value={job.id}>
+            {job.name.slice(0, 60)} ({job.strategy} on {asked(job)}, {job.state})
+          </option>
+        ))}
       </select>
     </label>
   );
@@ -82,13 +110,23 @@ function SideOf(props: { side: Side; by: By; most: number | null; scale: { times
   const { job, report } = props.side;
   return (
     <>
-      <p class="row"><Link to={`/jobs/${job.id}`} class="name"><bdi>{job.name}</bdi></Link><StateMark state={job.state} /><span class="muted">{job.strategy} on {asked(job)}</span></p>
+      <p class="row">
+        <Link to={`/jobs/${job.id}`} class="name">
+          <bdi>{job.name}</bdi>
+        </Link>
+        <StateMark state={job.state} />
+        <span class="muted">
+          {job.strategy} on {asked(job)}
+        </span>
+      </p>
       {report ? (
         <>
           <SplitMap report={report} outputDevice={outputDevice(job)} by={props.by} most={props.most} />
           <Bars report={report} scale={props.scale} />
         </>
-      ) : <p class="muted">No report{job.attempt ? "" : ": it has not begun"}.</p>}
+      ) : (
+        <p class="muted">No report{job.attempt ? "" : ": it has not begun"}.</p>
+      )}
     </>
   );
 }

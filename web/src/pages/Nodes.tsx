@@ -1,7 +1,22 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Box, type Device, type ListedJob, type LowDisk, type NodeView, type Pool, Problem, call, get, may, me } from "../api";
+import {
+  type Box,
+  call,
+  type Device,
+  get,
+  type JobList,
+  type ListedJob,
+  type LowDisk,
+  may,
+  me,
+  type NodeList,
+  type NodeView,
+  type Pool,
+  type PoolList,
+  Problem,
+} from "../api";
 import { bytes, clock, plural } from "../format";
 import { follow } from "../live";
 import { Link } from "../router";
@@ -46,23 +61,42 @@ export function NodesPage() {
   }, []);
   return (
     <>
-      <div class="row head"><h1>Devices</h1></div>
-      {problem && <div class="notice bad" role="alert">{problem}</div>}
-      {sight?.pools.length === 0 && <div class="notice">No node has registered yet. On the machine with the devices: <code>shardyard worker</code></div>}
-      {sight?.pools.map((pool) => <PoolPart key={pool.name} pool={pool} sight={sight} look={look} />)}
+      <div class="row head">
+        <h1>Devices</h1>
+      </div>
+      {problem && (
+        <div class="notice bad" role="alert">
+          {problem}
+        </div>
+      )}
+      {sight?.pools.length === 0 && (
+        <div class="notice">
+          No node has registered yet. On the machine with the devices: <code>shardyard worker</code>
+        </div>
+      )}
+      {sight?.pools.map((pool) => (
+        <PoolPart key={pool.name} pool={pool} sight={sight} look={look} />
+      ))}
     </>
   );
 }
 
 async function all(): Promise<Sight> {
   const [pools, nodes, running, queued] = await Promise.all([
-    get<{ pools: Pool[] }>("/v1/pools"),
-    get<{ nodes: NodeView[] }>("/v1/nodes"),
-    get<{ jobs: ListedJob[] }>(`/v1/jobs?state=running&limit=${NAMED}`),
-    get<{ jobs: ListedJob[] }>(`/v1/jobs?state=queued&limit=${NAMED}`),
+    get<PoolList>("/v1/pools"),
+    get<NodeList>("/v1/nodes"),
+    get<JobList>(`/v1/jobs?state=running&limit=${NAMED}`),
+    get<JobList>(`/v1/jobs?state=queued&limit=${NAMED}`),
   ]);
-  const waiting = queued.jobs.sort((a, b) => (a.queue_position ?? Infinity) - (b.queue_position ?? Infinity) || a.id.localeCompare(b.id));
-  return { pools: pools.pools, nodes: nodes.nodes, running: new Map(running.jobs.map((job) => [job.id, job])), waiting };
+  const waiting = queued.jobs.sort(
+    (a, b) => (a.queue_position ?? Infinity) - (b.queue_position ?? Infinity) || a.id.localeCompare(b.id),
+  );
+  return {
+    pools: pools.pools,
+    nodes: nodes.nodes,
+    running: new Map(running.jobs.map((job) => [job.id, job])),
+    waiting,
+  };
 }
 
 function PoolPart(props: { pool: Pool; sight: Sight; look: Look }) {
@@ -71,19 +105,39 @@ function PoolPart(props: { pool: Pool; sight: Sight; look: Look }) {
   return (
     <section class="panel pool">
       <div class="row">
-        <h2><bdi>{pool.name}</bdi></h2>
+        <h2>
+          <bdi>{pool.name}</bdi>
+        </h2>
         <span class="muted">
-          {pool.leased} of {plural(pool.devices, "device")} in use, {pool.free} free{pool.quarantined ? `, ${pool.quarantined} in quarantine` : ""} · {pool.live_nodes} of {plural(pool.nodes, "node")} alive{policyWords(pool)}
+          {pool.leased} of {plural(pool.devices, "device")} in use, {pool.free} free
+          {pool.quarantined ? `, ${pool.quarantined} in quarantine` : ""} · {pool.live_nodes} of{" "}
+          {plural(pool.nodes, "node")} alive{policyWords(pool)}
         </span>
       </div>
-      <progress max={Math.max(pool.devices, 1)} value={pool.leased} aria-label={`${pool.leased} of ${pool.devices} devices in use`} />
-      {sight.nodes.filter((node) => node.pool === pool.name).map((node) => <NodePart key={node.id} node={node} sight={sight} look={props.look} />)}
-      <h3>{pool.queued ? `${plural(pool.queued, "job")} wait${pool.queued === 1 ? "s" : ""}` : "Nothing waits"}{waiting.length < pool.queued && <small>; of the newest {waiting.length}, those that come first</small>}</h3>
+      <progress
+        max={Math.max(pool.devices, 1)}
+        value={pool.leased}
+        aria-label={`${pool.leased} of ${pool.devices} devices in use`}
+      />
+      {sight.nodes
+        .filter((node) => node.pool === pool.name)
+        .map((node) => (
+          <NodePart key={node.id} node={node} sight={sight} look={props.look} />
+        ))}
+      <h3>
+        {pool.queued ? `${plural(pool.queued, "job")} wait${pool.queued === 1 ? "s" : ""}` : "Nothing waits"}
+        {waiting.length < pool.queued && <small>; of the newest {waiting.length}, those that come first</small>}
+      </h3>
       {waiting.length > 0 && (
         <ol class="queue">
           {waiting.slice(0, WAITING).map((job) => (
             <li key={job.id} value={job.queue_position ?? undefined}>
-              <Link to={`/jobs/${job.id}`} class="name"><bdi>{job.name}</bdi></Link> <span class="muted" dir="auto">{job.reason.message || job.reason.code.replaceAll("_", " ")}</span>
+              <Link to={`/jobs/${job.id}`} class="name">
+                <bdi>{job.name}</bdi>
+              </Link>{" "}
+              <span class="muted" dir="auto">
+                {job.reason.message || job.reason.code.replaceAll("_", " ")}
+              </span>
             </li>
           ))}
         </ol>
@@ -105,22 +159,67 @@ function NodePart(props: { node: NodeView; sight: Sight; look: Look }) {
   return (
     <div class="node">
       <div class="row">
-        <b><bdi>{node.id}</bdi></b>
-        <span class={node.alive && !node.draining && !node.unboxed && !node.low_disk ? "state running still" : "state cancelled"}>{standing(node)}</span>
-        <span class="muted">{node.virtual ? `virtual, on ${node.host} · ` : ""}{node.topology ? `${node.topology} · ` : ""}{plural(node.cores, "core")} · version {node.version}{node.attempts ? ` · ${plural(node.attempts, "attempt")} here` : ""}</span>
-        {operator && (node.draining ? <button onClick={() => act("DELETE", `${path}/drain`)}>Take work again</button> : <Drain drain={(body) => act("POST", `${path}/drain`, body)} />)}
-        {operator && !node.alive && <button class="risky" onClick={() => window.confirm(`Forget ${node.id}? For a node that is down for good.`) && act("DELETE", path)}>Forget</button>}
+        <b>
+          <bdi>{node.id}</bdi>
+        </b>
+        <span
+          class={
+            node.alive && !node.draining && !node.unboxed && !node.low_disk ? "state running still" : "state cancelled"
+          }
+        >
+          {standing(node)}
+        </span>
+        <span class="muted">
+          {node.virtual ? `virtual, on ${node.host} · ` : ""}
+          {node.topology ? `${node.topology} · ` : ""}
+          {plural(node.cores, "core")} · version {node.version}
+          {node.attempts ? ` · ${plural(node.attempts, "attempt")} here` : ""}
+        </span>
+        {operator &&
+          (node.draining ? (
+            <button onClick={() => act("DELETE", `${path}/drain`)}>Take work again</button>
+          ) : (
+            <Drain drain={(body) => act("POST", `${path}/drain`, body)} />
+          ))}
+        {operator && !node.alive && (
+          <button
+            class="risky"
+            onClick={() =>
+              window.confirm(`Forget ${node.id}? For a node that is down for good.`) && act("DELETE", path)
+            }
+          >
+            Forget
+          </button>
+        )}
       </div>
       <BoxPart box={node.box} />
       <ul class={node.devices.length > 16 ? "slots small" : "slots"}>
         {node.devices.map((device) => (
           <Slot key={device.device} device={device} job={device.job ? props.sight.running.get(device.job) : undefined}>
-            {operator && (device.quarantine
-              ? <button class="plain" aria-label={`Use ${device.label} again`} onClick={() => act("DELETE", `${path}/devices/${device.device}/quarantine`)}>use again</button>
-              : <button class="plain apart" aria-label={`Set ${device.label} apart`} onClick={() => {
-                  const reason = window.prompt(`Why is ${device.label} of ${node.id} to be given to nobody?`, QUARANTINE_WORDS);
-                  if (reason) void act("POST", `${path}/devices/${device.device}/quarantine`, { reason });
-                }}>set apart</button>)}
+            {operator &&
+              (device.quarantine ? (
+                <button
+                  class="plain"
+                  aria-label={`Use ${device.label} again`}
+                  onClick={() => act("DELETE", `${path}/devices/${device.device}/quarantine`)}
+                >
+                  use again
+                </button>
+              ) : (
+                <button
+                  class="plain apart"
+                  aria-label={`Set ${device.label} apart`}
+                  onClick={() => {
+                    const reason = window.prompt(
+                      `Why is ${device.label} of ${node.id} to be given to nobody?`,
+                      QUARANTINE_WORDS,
+                    );
+                    if (reason) void act("POST", `${path}/devices/${device.device}/quarantine`, { reason });
+                  }}
+                >
+                  set apart
+                </button>
+              ))}
           </Slot>
         ))}
       </ul>
@@ -133,7 +232,9 @@ function standing(node: NodeView): string {
   if (node.stopping) return "stopping";
   if (!node.draining && node.unboxed) return "unboxed: no new work";
   if (!node.draining) return node.low_disk ? shortage(node.low_disk) : "takes work";
-  return node.drain_deadline_at ? `draining, what runs here moves on at ${clock(node.drain_deadline_at)}` : "draining: no new work";
+  return node.drain_deadline_at
+    ? `draining, what runs here moves on at ${clock(node.drain_deadline_at)}`
+    : "draining: no new work";
 }
 
 function shortage(disk: LowDisk): string {
@@ -145,7 +246,9 @@ function shortage(disk: LowDisk): string {
 /** What a pool's policy asks beyond the defaults. */
 function policyWords(pool: Pool): string {
   const box = pool.box === "any" ? "" : ` · demands ${pool.box === "user" ? "a box" : `a ${pool.box} box`}`;
-  const unboxed = pool.unboxed ? `, which ${plural(pool.unboxed, "live node")} lack${pool.unboxed === 1 ? "s" : ""}` : "";
+  const unboxed = pool.unboxed
+    ? `, which ${plural(pool.unboxed, "live node")} lack${pool.unboxed === 1 ? "s" : ""}`
+    : "";
   return `${box}${unboxed}${pool.network === "host" ? " · jobs have the node's network" : ""}`;
 }
 
@@ -155,13 +258,23 @@ const BOXES: Record<string, string> = { full: "full box", user: "box without roo
 function BoxPart(props: { box: Box }) {
   const { level, rights } = props.box;
   const words = BOXES[level] ?? `${level} box`;
-  if (!rights.length) return <p class="small muted">It does not say which box it puts around jobs: its worker is of an earlier version.</p>;
+  if (!rights.length)
+    return (
+      <p class="small muted">It does not say which box it puts around jobs: its worker is of an earlier version.</p>
+    );
   const lacks = rights.filter((right) => !right.has).map((right) => right.name);
   return (
     <details class="box">
-      <summary title={lacks.length ? `lacks ${lacks.join(", ")}` : "a job has all of it for itself"}><span class={`mark box-${level}`}>{words}</span></summary>
+      <summary title={lacks.length ? `lacks ${lacks.join(", ")}` : "a job has all of it for itself"}>
+        <span class={`mark box-${level}`}>{words}</span>
+      </summary>
       <dl class="facts small">
-        {rights.map((right) => <><dt key={right.name}>{right.name}</dt><dd dir="auto">{right.has ? "its own" : right.why}</dd></>)}
+        {rights.map((right) => (
+          <>
+            <dt key={right.name}>{right.name}</dt>
+            <dd dir="auto">{right.has ? "its own" : right.why}</dd>
+          </>
+        ))}
       </dl>
     </details>
   );
@@ -179,8 +292,24 @@ function Drain(props: { drain: (body: { deadline_seconds?: number }) => void }) 
   };
   return (
     <form class="row" onSubmit={submit}>
-      <label>No new work; what runs here moves on after <input type="number" min={0} max={1440} step="any" class="short" placeholder="never" value={minutes} onInput={(event) => setMinutes(event.currentTarget.value)} /> minutes</label>
-      <button>Drain</button><button type="button" class="plain" onClick={() => setOpen(false)}>not now</button>
+      <label>
+        No new work; what runs here moves on after{" "}
+        <input
+          type="number"
+          min={0}
+          max={1440}
+          step="any"
+          class="short"
+          placeholder="never"
+          value={minutes}
+          onInput={(event) => setMinutes(event.currentTarget.value)}
+        />{" "}
+        minutes
+      </label>
+      <button>Drain</button>
+      <button type="button" class="plain" onClick={() => setOpen(false)}>
+        not now
+      </button>
     </form>
   );
 }
@@ -189,16 +318,41 @@ function Slot(props: { device: Device; job: ListedJob | undefined; children: Com
   const { device, job } = props;
   const known = device.job && !device.job.includes(" ");
   return (
-    <li class={`slot ${device.state}`} title={`${device.id}: ${device.name}${device.memory_total_bytes ? `, ${bytes(device.memory_total_bytes)}` : ""}`}>
+    <li
+      class={`slot ${device.state}`}
+      title={`${device.id}: ${device.name}${device.memory_total_bytes ? `, ${bytes(device.memory_total_bytes)}` : ""}`}
+    >
       <div class="row">
-        <b>{device.name_in_fleet ? <Link to={`/devices/${encodeURIComponent(device.name_in_fleet)}`} title={`History of ${device.label}`}>{device.label}</Link> : device.label}</b>
+        <b>
+          {device.name_in_fleet ? (
+            <Link to={`/devices/${encodeURIComponent(device.name_in_fleet)}`} title={`History of ${device.label}`}>
+              {device.label}
+            </Link>
+          ) : (
+            device.label
+          )}
+        </b>
         {props.children}
       </div>
       <div class="what">
-        {device.state !== "leased" ? device.state : known ? <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}><bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi></Link> : device.job}
+        {device.state !== "leased" ? (
+          device.state
+        ) : known ? (
+          <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}>
+            <bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi>
+          </Link>
+        ) : (
+          device.job
+        )}
       </div>
       {device.suspected && <div class="why suspected">{device.suspected}; check it, or set it apart</div>}
-      {device.quarantine && <div class="why" dir="auto">{device.quarantine}{device.quarantined_at ? ` (since ${clock(device.quarantined_at)})` : ""}{device.state === "leased" ? "; set apart when it is free" : ""}</div>}
+      {device.quarantine && (
+        <div class="why" dir="auto">
+          {device.quarantine}
+          {device.quarantined_at ? ` (since ${clock(device.quarantined_at)})` : ""}
+          {device.state === "leased" ? "; set apart when it is free" : ""}
+        </div>
+      )}
     </li>
   );
 }

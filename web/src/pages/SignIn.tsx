@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { Problem, get, me, post, whoAmI, type SignInWays } from "../api";
+import { get, me, Problem, post, type SignInWays, whoAmI } from "../api";
 import { go, place } from "../router";
 
 export function SignInPage() {
@@ -14,11 +14,20 @@ export function SignInPage() {
       () => undefined, // a token does without it
     );
   }, []);
-  const submit = async (event: Event) => {
+  useEffect(() => {
+    const code = codeOf(window.location.hash);
+    if (!code) return;
+    window.history.replaceState(null, "", window.location.pathname); // it is used up
+    void signIn({ code });
+  }, []);
+  const submit = (event: Event) => {
     event.preventDefault();
+    return signIn({ token: token.trim() });
+  };
+  const signIn = async (by: { token: string } | { code: string }) => {
     setBusy(true);
     try {
-      await post("/v1/sign-in", { token: token.trim() });
+      await post("/v1/sign-in", by);
       await whoAmI();
       if (me.value && place.value.pathname === "/sign-in") go("/", "replace");
     } catch (error) {
@@ -42,20 +51,33 @@ export function SignInPage() {
           autofocus
           onInput={(event) => setToken(event.currentTarget.value)}
         />
-        {problem && <div class="notice bad" role="alert">{problem}</div>}
+        {problem && (
+          <div class="notice bad" role="alert">
+            {problem}
+          </div>
+        )}
         <div class="row">
-          <button class="main" disabled={busy}>Sign in</button>
-          {provider && <a class="button" href={singleSignOn()}>Continue with {provider}</a>}
+          <button class="main" disabled={busy}>
+            Sign in
+          </button>
+          {provider && (
+            <a class="button" href={singleSignOn()}>
+              Continue with {provider}
+            </a>
+          )}
         </div>
         <p class="muted">
-          <code>shardyard up</code> prints which file holds the operator's token; <code>shardyard token create</code> makes
-          others. You stay signed in on this browser for twelve hours
+          <code>shardyard up</code> prints a link that signs you in, and which file holds the operator's token;{" "}
+          <code>shardyard token create</code> makes others. You stay signed in on this browser for twelve hours
           {provider && ", or by single sign-on for as long as the operator has set"}.
         </p>
       </form>
     </main>
   );
 }
+
+/** The code of a sign-in link. It stands where browsers send it nowhere, and so no log has it. */
+const codeOf = (hash: string): string => new URLSearchParams(hash.replace(/^#/, "")).get("code") ?? "";
 
 /** Leads to the identity provider, and back to the page that is shown when a session ends. */
 function singleSignOn(): string {

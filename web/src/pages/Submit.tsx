@@ -1,18 +1,18 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { type JobStatus, type Plan, Problem, may, post } from "../api";
+import { type JobStatus, may, type Plan, Problem, post } from "../api";
 import { PlanView } from "../parts/Plan";
 import { go } from "../router";
+import { DRAFT } from "../submit/draft";
 import { Editor, type Mark, show } from "../submit/Editor";
 import { EXAMPLES, FIRST } from "../submit/examples";
 import { placeInWords, placeOf, places } from "../submit/places";
 
-const KEPT = "shardyard.draft";
 /** After the last key: the service is asked what it thinks of the spec. */
 const REST_MS = 350;
 
 export function SubmitPage() {
-  const [text, setText] = useState(() => sessionStorage.getItem(KEPT) ?? EXAMPLES.get(FIRST)!);
+  const [text, setText] = useState(() => sessionStorage.getItem(DRAFT) ?? EXAMPLES.get(FIRST)!);
   const [plan, setPlan] = useState<Plan | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [busy, setBusy] = useState(false);
@@ -22,10 +22,13 @@ export function SubmitPage() {
     document.title = "Submit: Shardyard";
   }, []);
   useEffect(() => {
-    sessionStorage.setItem(KEPT, text);
+    sessionStorage.setItem(DRAFT, text);
     let over = false;
     const timer = setTimeout(async () => {
-      const [found, wrong] = await post<Plan>("/v1/plan", text).then((plan) => [plan, null] as const, (error: Problem) => [null, error] as const);
+      const [found, wrong] = await post<Plan>("/v1/plan", text).then(
+        (plan) => [plan, null] as const,
+        (error: Problem) => [null, error] as const,
+      );
       if (over) return;
       if (found) setPlan(found);
       setProblem(wrong);
@@ -42,7 +45,7 @@ export function SubmitPage() {
     setBusy(true);
     try {
       const job = await post<JobStatus>("/v1/jobs", text, { "Idempotency-Key": crypto.randomUUID() });
-      sessionStorage.removeItem(KEPT);
+      sessionStorage.removeItem(DRAFT);
       go(`/jobs/${job.id}`);
     } catch (error) {
       if (error instanceof Problem) setProblem(error);
@@ -63,28 +66,52 @@ export function SubmitPage() {
     <>
       <div class="row head">
         <h1>Submit a job</h1>
-        <label>Start from
+        <label>
+          Start from
           <select value="" onChange={(event) => setText(EXAMPLES.get(event.currentTarget.value) ?? text)}>
             <option value="">an example</option>
-            {[...EXAMPLES.keys()].map((name) => <option key={name}>{name}</option>)}
+            {[...EXAMPLES.keys()].map((name) => (
+              <option key={name}>{name}</option>
+            ))}
           </select>
         </label>
-        <label>or a file <input type="file" accept=".json,application/json" onChange={(event) => void open(event.currentTarget.files?.[0])} /></label>
-        <span class="muted">For code of your own: <code>shardyard submit --script train.py</code></span>
+        <label>
+          or a file{" "}
+          <input
+            type="file"
+            accept=".json,application/json"
+            onChange={(event) => void open(event.currentTarget.files?.[0])}
+          />
+        </label>
+        <span class="muted">
+          For code of your own: <code>shardyard submit --script train.py</code>
+        </span>
       </div>
       <div class="columns even">
         <div>
           <Editor text={text} change={setText} marks={marks} wrong={problem != null} submit={submit} />
           <div class="row">
-            {may("submit") ? <button class="main" disabled={busy || problem != null} onClick={submit}>Submit</button> : <span class="muted">Your token may look, and not submit.</span>}
+            {may("submit") ? (
+              <button class="main" disabled={busy || problem != null} onClick={submit}>
+                Submit
+              </button>
+            ) : (
+              <span class="muted">Your token may look, and not submit.</span>
+            )}
             <button onClick={tidy}>Tidy up</button>
             <span class="muted">Ctrl-Enter submits</span>
           </div>
         </div>
         <div class="panel" aria-live="polite" id="problems">
-          <h2>The split that this would give <small>of one epoch</small></h2>
+          <h2>
+            The split that this would give <small>of one epoch</small>
+          </h2>
           {problem && <ProblemView problem={problem} marks={marks} />}
-          {plan && <div class={problem ? "stale" : ""}><PlanView plan={plan} /></div>}
+          {plan && (
+            <div class={problem ? "stale" : ""}>
+              <PlanView plan={plan} />
+            </div>
+          )}
         </div>
       </div>
     </>
@@ -95,13 +122,30 @@ function ProblemView(props: { problem: Problem; marks: Mark[] }) {
   const { problem, marks } = props;
   const at = (words: string) => {
     const mark = marks.find((one) => one.words === words);
-    return mark && <> <button class="plain" onClick={() => show(mark.place)}>line {mark.place.line}</button></>;
+    return (
+      mark && (
+        <>
+          {" "}
+          <button class="plain" onClick={() => show(mark.place)}>
+            line {mark.place.line}
+          </button>
+        </>
+      )
+    );
   };
   return (
     <div class="notice bad">
-      {problem.message}{problem.errors.length === 0 && at(problem.message)}
+      {problem.message}
+      {problem.errors.length === 0 && at(problem.message)}
       {problem.errors.length > 0 && (
-        <ul>{problem.errors.map((one, n) => <li key={n}><b class="mono">{one.field}</b>: <span dir="auto">{one.message}</span>{at(one.message)}</li>)}</ul>
+        <ul>
+          {problem.errors.map((one, n) => (
+            <li key={n}>
+              <b class="mono">{one.field}</b>: <span dir="auto">{one.message}</span>
+              {at(one.message)}
+            </li>
+          ))}
+        </ul>
       )}
     </div>
   );

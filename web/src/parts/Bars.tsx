@@ -37,7 +37,10 @@ export interface Scale {
 export function Bars(props: { report: Report; scale?: Scale }) {
   const { report } = props;
   const devices = report.per_device.map((one) => ({ name: `device ${one.device}`, parts: partsOf(one) }));
-  const shown = [...devices].sort((a, b) => total(b.parts) - total(a.parts)).slice(0, MOST).sort((a, b) => devices.indexOf(a) - devices.indexOf(b));
+  const shown = [...devices]
+    .sort((a, b) => total(b.parts) - total(a.parts))
+    .slice(0, MOST)
+    .sort((a, b) => devices.indexOf(a) - devices.indexOf(b));
   const { times, primitives: longest } = props.scale ?? scaleOf([report]);
   const primitives = primitivesOf(report);
   const unmeasured = TIMES.filter(([field]) => report.per_device.every((one) => one[field] == null));
@@ -45,21 +48,38 @@ export function Bars(props: { report: Report; scale?: Scale }) {
     <div>
       {primitives.length > 0 && (
         <>
-          <h2>DataParallel's primitives <small>in all measured steps; below, in a typical one</small></h2>
-          <div class="bars"><Bar name="" parts={primitives} most={longest} /></div>
+          <h2>
+            DataParallel's primitives <small>in all measured steps; below, in a typical one</small>
+          </h2>
+          <div class="bars">
+            <Bar name="" parts={primitives} most={longest} />
+          </div>
           <Key parts={PRIMITIVES.map(([field, name, kind]) => [name, kind, report.primitives?.[field]?.p50])} />
         </>
       )}
       {times > 0 && devices.length > 0 && (
         <>
-          <h2 class={primitives.length ? "later" : ""}>Where each device's time went <small>{shown.length < devices.length ? `the ${shown.length} longest of ${devices.length}` : ""}</small></h2>
-          <div class="bars">{shown.map((one) => <Bar key={one.name} name={one.name} parts={one.parts} most={times} />)}</div>
-          <Key parts={TIMES.filter((part) => !unmeasured.includes(part)).map(([, name, kind]) => [name, kind, undefined])} />
+          <h2 class={primitives.length ? "later" : ""}>
+            Where each device's time went{" "}
+            <small>{shown.length < devices.length ? `the ${shown.length} longest of ${devices.length}` : ""}</small>
+          </h2>
+          <div class="bars">
+            {shown.map((one) => (
+              <Bar key={one.name} name={one.name} parts={one.parts} most={times} />
+            ))}
+          </div>
+          <Key
+            parts={TIMES.filter((part) => !unmeasured.includes(part)).map(([, name, kind]) => [name, kind, undefined])}
+          />
         </>
       )}
-      {!hasWholeTimes(report) && <p class="muted">Made by an earlier version: the times are those of the measured steps alone.</p>}
+      {!hasWholeTimes(report) && (
+        <p class="muted">Made by an earlier version: the times are those of the measured steps alone.</p>
+      )}
       {unmeasured.map(([field, name]) => (
-        <p key={field} class="muted">{name}: not measured{report.notes[`per_device.${field}`] ? `, ${report.notes[`per_device.${field}`]}` : ""}</p>
+        <p key={field} class="muted">
+          {name}: not measured{report.notes[`per_device.${field}`] ? `, ${report.notes[`per_device.${field}`]}` : ""}
+        </p>
       ))}
     </div>
   );
@@ -95,11 +115,20 @@ function Bar(props: { name: string; parts: Part[]; most: number }) {
   return (
     <>
       <span>{props.name}</span>
-      <div class="bar" role="img" aria-label={`${props.name} ${props.parts.map((part) => `${part.name} ${ms(part.time.total)}`).join(", ")}`}>
+      <div
+        class="bar"
+        role="img"
+        aria-label={`${props.name} ${props.parts.map((part) => `${part.name} ${ms(part.time.total)}`).join(", ")}`}
+      >
         {props.parts.map((part) => {
           const share = props.most > 0 ? part.time.total / props.most : 0;
           return (
-            <span key={part.name} class={`p-${part.kind}`} style={{ flex: `0 0 ${(share * 100).toFixed(3)}%`, padding: share < 0.02 ? 0 : undefined }} title={`${part.name}: ${ms(part.time.total)} in all${part.time.error ? ` give or take ${ms(part.time.error)}` : ""}, typically ${ms(part.time.p50)}, p95 ${ms(part.time.p95)}`}>
+            <span
+              key={part.name}
+              class={`p-${part.kind}`}
+              style={{ flex: `0 0 ${(share * 100).toFixed(3)}%`, padding: share < 0.02 ? 0 : undefined }}
+              title={`${part.name}: ${ms(part.time.total)} in all${part.time.error ? ` give or take ${ms(part.time.error)}` : ""}, typically ${ms(part.time.p50)}, p95 ${ms(part.time.p95)}`}
+            >
               {share > LETTER * part.name.length + MARGIN ? part.name : ""}
             </span>
           );
@@ -114,7 +143,11 @@ function Key(props: { parts: (readonly [string, string, number | undefined])[] }
   return (
     <div class="key">
       {props.parts.map(([name, kind, typical]) => (
-        <span key={name}><i class={`p-${kind}`} />{name}{typical == null ? "" : ` ${ms(typical)}`}</span>
+        <span key={name}>
+          <i class={`p-${kind}`} />
+          {name}
+          {typical == null ? "" : ` ${ms(typical)}`}
+        </span>
       ))}
     </div>
   );

@@ -1,24 +1,14 @@
 // Two reports in numbers: what each device got and cost in both, and how many times as much.
 
-import type { Finding, Timing } from "../api";
-import { NONE, bytes, count, flop, flopRate, ms, number, percent } from "../format";
+import type { ReportDiff, ValuePair } from "../api";
+import { bytes, count, flop, flopRate, ms, NONE, number, percent } from "../format";
 import { Findings } from "./Findings";
 
-interface Pair {
-  this: number | string | Timing | null;
-  against: number | string | Timing | null;
-  ratio: number | null;
-}
+export type Diff = ReportDiff;
+type Pair = ValuePair;
+type Field = Exclude<keyof ReportDiff["per_device"][number], "device">;
 
-export interface Diff {
-  per_device: (Record<string, Pair> & { device: number & Pair })[];
-  primitives: Record<string, Pair> | null;
-  balance: Record<string, Pair>;
-  throughput: Record<string, Pair>;
-  findings: { this_only: Finding[]; against_only: Finding[]; both: string[] };
-}
-
-const COLUMNS: [string, string, (value: number) => string][] = [
+const COLUMNS: [Field, string, (value: number) => string][] = [
   ["rows", "rows", count],
   ["share", "share", percent],
   ["idle_steps", "idle steps", count],
@@ -35,39 +25,88 @@ const COLUMNS: [string, string, (value: number) => string][] = [
 ];
 /** A ratio is noted from so much more, or less, on. */
 const NOTED = 1.1;
-const SHOWN: Record<string, (value: number) => string> = { flop_per_step: flop, flop_per_second: flopRate, mfu: percent };
-const TITLES: Record<string, string> = { flop_per_step: "FLOP per step", flop_per_second: "FLOP per second", mfu: "MFU" };
+const SHOWN: Record<string, (value: number) => string> = {
+  flop_per_step: flop,
+  flop_per_second: flopRate,
+  mfu: percent,
+};
+const TITLES: Record<string, string> = {
+  flop_per_step: "FLOP per step",
+  flop_per_second: "FLOP per second",
+  mfu: "MFU",
+};
 
 export function DiffTable(props: { diff: Diff }) {
   const { diff } = props;
-  const columns = COLUMNS.filter(([field]) => diff.per_device.some((one) => one[field]!.this != null || one[field]!.against != null));
-  const others = [...Object.entries(diff.throughput), ...Object.entries(diff.primitives ?? {}), ...Object.entries(diff.balance)].filter(([, pair]) => pair.this != null || pair.against != null);
+  const columns = COLUMNS.filter(([field]) =>
+    diff.per_device.some((one) => one[field].this != null || one[field].against != null),
+  );
+  const others = [
+    ...Object.entries(diff.throughput),
+    ...Object.entries(diff.primitives ?? {}),
+    ...Object.entries(diff.balance),
+  ].filter(([, pair]) => pair.this != null || pair.against != null);
   return (
     <>
-      <h2>Device by device <small>this run, then the other, and this one over the other; times are those of a typical step</small></h2>
-      <div class="scroll" tabIndex={0} role="group" aria-label="Device by device"><table class="diff">
-        <thead><tr><th scope="col">Device</th>{columns.map(([field, title]) => <th key={field} class="n" scope="col">{title}</th>)}</tr></thead>
-        <tbody>
-          {diff.per_device.map((one) => (
-            <tr key={Number(one.device)}>
-              <td>{Number(one.device)}</td>
-              {columns.map(([field, , show]) => <td key={field} class="n"><PairOf pair={one[field]!} show={show} /></td>)}
+      <h2>
+        Device by device{" "}
+        <small>this run, then the other, and this one over the other; times are those of a typical step</small>
+      </h2>
+      <div class="scroll" tabIndex={0} role="group" aria-label="Device by device">
+        <table class="diff">
+          <thead>
+            <tr>
+              <th scope="col">Device</th>
+              {columns.map(([field, title]) => (
+                <th key={field} class="n" scope="col">
+                  {title}
+                </th>
+              ))}
             </tr>
-          ))}
-        </tbody>
-      </table></div>
+          </thead>
+          <tbody>
+            {diff.per_device.map((one) => (
+              <tr key={Number(one.device)}>
+                <td>{Number(one.device)}</td>
+                {columns.map(([field, , show]) => (
+                  <td key={field} class="n">
+                    <PairOf pair={one[field]} show={show} />
+                  </td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
       <div class="columns even below">
         <div>
           <h2>As a whole</h2>
-          <table class="diff"><tbody>
-            {others.map(([field, pair]) => (
-              <tr key={field}><th scope="row">{TITLES[field] ?? field.replace(/_ms$/, "").replaceAll("_", " ")}</th><td class="n"><PairOf pair={pair} show={SHOWN[field] ?? (field.endsWith("_ms") ? ms : number)} /></td></tr>
-            ))}
-          </tbody></table>
+          <table class="diff">
+            <tbody>
+              {others.map(([field, pair]) => (
+                <tr key={field}>
+                  <th scope="row">{TITLES[field] ?? field.replace(/_ms$/, "").replaceAll("_", " ")}</th>
+                  <td class="n">
+                    <PairOf pair={pair} show={SHOWN[field] ?? (field.endsWith("_ms") ? ms : number)} />
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
         </div>
         <div>
-          {diff.findings.this_only.length > 0 && <><h2>Found in this run alone</h2><Findings findings={diff.findings.this_only} running={false} /></>}
-          {diff.findings.against_only.length > 0 && <><h2>Found in the other alone</h2><Findings findings={diff.findings.against_only} running={false} /></>}
+          {diff.findings.this_only.length > 0 && (
+            <>
+              <h2>Found in this run alone</h2>
+              <Findings findings={diff.findings.this_only} running={false} />
+            </>
+          )}
+          {diff.findings.against_only.length > 0 && (
+            <>
+              <h2>Found in the other alone</h2>
+              <Findings findings={diff.findings.against_only} running={false} />
+            </>
+          )}
           {diff.findings.both.length > 0 && <p class="muted">Found in both: {diff.findings.both.join(", ")}</p>}
         </div>
       </div>

@@ -4,9 +4,9 @@
 import { useState } from "preact/hooks";
 
 import type { Pattern, Report } from "../api";
-import { NONE, count, number, plural } from "../format";
-import { IDLE, LEVELS, OUTPUT, SLOW, idleSteps, inOrder, level, slowDevice } from "../marks";
-import { type By, SHOW, aboutDevice, aboutShard, measured, titleOf, whyNot } from "./measures";
+import { count, NONE, number, plural } from "../format";
+import { IDLE, idleSteps, inOrder, LEVELS, level, meanOf, OUTPUT, SLOW, slowDevice, unevenClass } from "../marks";
+import { aboutDevice, aboutShard, type By, measured, SHOW, titleOf, whyNot } from "./measures";
 
 const SWITCH: [By, string][] = [
   ["rows", "Rows"],
@@ -32,7 +32,8 @@ interface Line {
   key: string;
   title: string;
   note: string;
-  most: number;
+  /** The largest value of several maps that are compared; null: cells are coloured around even. */
+  most: number | null;
   cells: Cell[];
 }
 
@@ -54,7 +55,8 @@ export function SplitMap(props: Props) {
   const banks = Math.ceil(report.devices.length / ACROSS);
   const patterns = inOrder(report.patterns);
   const shown = mostFrequent(patterns, Math.max(2, Math.floor((SHOWN + more * MORE) / banks)));
-  const lines = by === "rows" ? shown.map((pattern) => patternLine(pattern, report)) : measureLine(by, report, props.most ?? null);
+  const lines =
+    by === "rows" ? shown.map((pattern) => patternLine(pattern, report)) : measureLine(by, report, props.most ?? null);
   const look = (event: Event) => {
     const words = (event.target as HTMLElement).closest<HTMLElement>("[data-about]")?.dataset["about"];
     if (words) setAbout(words);
@@ -63,21 +65,37 @@ export function SplitMap(props: Props) {
     <div>
       <div class="row">
         <h2 class="grow">
-          What each device got <small>{report.final ? "" : "so far"}{report.rehearsal ? " · rehearsal: splits of GPUs, times of the CPU" : ""}</small>
+          What each device got{" "}
+          <small>
+            {report.final ? "" : "so far"}
+            {report.rehearsal ? " · rehearsal: splits of GPUs, times of the CPU" : ""}
+          </small>
         </h2>
         {!props.by && <BySwitch by={by} setBy={setBy} />}
       </div>
       <div class="scroll" tabIndex={0} role="group" aria-label="The split" onMouseOver={look} onClick={look}>
-        {lines === null ? <p class="muted">Not measured{whyNot(by, report)}</p> : lines.length === 0 ? <p class="muted">No batch has been seen{whyNot(by, report)}</p> : banks > 1 ? <Banks lines={lines} report={report} /> : <Table lines={lines} {...props} by={by} />}
+        {lines === null ? (
+          <p class="muted">Not measured{whyNot(by, report)}</p>
+        ) : lines.length === 0 ? (
+          <p class="muted">No batch has been seen{whyNot(by, report)}</p>
+        ) : banks > 1 ? (
+          <Banks lines={lines} report={report} />
+        ) : (
+          <Table lines={lines} {...props} by={by} />
+        )}
       </div>
       {banks > 1 && <MarkedInWords report={report} outputDevice={props.outputDevice} />}
-      {lines && lines.length > 0 && <p class="about" dir="auto">{about || HINT}</p>}
+      {lines && lines.length > 0 && (
+        <p class="about" dir="auto">
+          {about || HINT}
+        </p>
+      )}
       {by === "rows" && patterns.length > shown.length && (
         <button class="plain" onClick={() => setMore(more + 1)}>
           Show more of the {count(patterns.length)} ways of dividing a batch; these are the {shown.length} most frequent
         </button>
       )}
-      {lines && lines.length > 0 && <Legend by={by} report={report} />}
+      {lines && lines.length > 0 && <Legend by={by} report={report} around={props.most == null} />}
     </div>
   );
 }
@@ -86,7 +104,9 @@ export function BySwitch(props: { by: By; setBy: (by: By) => void }) {
   return (
     <div class="switch" role="group" aria-label="What the cells show">
       {SWITCH.map(([name, title]) => (
-        <button key={name} aria-pressed={props.by === name} onClick={() => props.setBy(name)}>{title}</button>
+        <button key={name} aria-pressed={props.by === name} onClick={() => props.setBy(name)}>
+          {title}
+        </button>
       ))}
     </div>
   );
@@ -100,13 +120,23 @@ function Table(props: Props & { lines: Line[]; by: By }) {
     <table class={report.devices.length > 8 ? "map dense" : "map"}>
       <thead>
         <tr>
-          <th class="head" scope="col">{props.by === "rows" ? "batch" : "typical step"}</th>
+          <th class="head" scope="col">
+            {props.by === "rows" ? "batch" : "typical step"}
+          </th>
           {report.devices.map((device) => (
-            <th key={device.device} scope="col" title={`${device.id} on ${device.node}: ${device.name}, rank ${device.rank}`}>
+            <th
+              key={device.device}
+              scope="col"
+              title={`${device.id} on ${device.node}: ${device.name}, rank ${device.rank}`}
+            >
               <span class="dev">{device.id.length <= 8 ? device.id : `gpu ${device.device}`}</span>
               {slow === device.device && <span class="mark slow">{SLOW}</span>}
               {props.outputDevice === device.device && <span class="mark output">{OUTPUT}</span>}
-              {idle.has(device.device) && <span class="mark idles" title={`idle in ${plural(idle.get(device.device)!, "step")}`}>{IDLE}</span>}
+              {idle.has(device.device) && (
+                <span class="mark idles" title={`idle in ${plural(idle.get(device.device)!, "step")}`}>
+                  {IDLE}
+                </span>
+              )}
             </th>
           ))}
         </tr>
@@ -114,8 +144,23 @@ function Table(props: Props & { lines: Line[]; by: By }) {
       <tbody>
         {lines.map((line) => (
           <tr key={line.key}>
-            <th class="head" scope="row">{line.title}<span class="muted" dir="auto"> · {line.note}</span></th>
-            {line.cells.map((cell) => <CellOf key={cell.device} cell={cell} most={line.most} slow={slow === cell.device} numbered={false} />)}
+            <th class="head" scope="row">
+              {line.title}
+              <span class="muted" dir="auto">
+                {" "}
+                · {line.note}
+              </span>
+            </th>
+            {line.cells.map((cell) => (
+              <CellOf
+                key={cell.device}
+                cell={cell}
+                most={line.most}
+                mean={meanOf(line.cells.map((one) => one.value))}
+                slow={slow === cell.device}
+                numbered={false}
+              />
+            ))}
           </tr>
         ))}
       </tbody>
@@ -130,10 +175,27 @@ function Banks(props: { lines: Line[]; report: Report }) {
     <table class="map banks">
       {props.lines.map((line) => (
         <tbody key={line.key}>
-          <tr><th colSpan={ACROSS} scope="colgroup">{line.title}<span class="muted" dir="auto"> · {line.note}</span></th></tr>
+          <tr>
+            <th colSpan={ACROSS} scope="colgroup">
+              {line.title}
+              <span class="muted" dir="auto">
+                {" "}
+                · {line.note}
+              </span>
+            </th>
+          </tr>
           {banks.map((from) => (
             <tr key={from}>
-              {line.cells.slice(from, from + ACROSS).map((cell) => <CellOf key={cell.device} cell={cell} most={line.most} slow={slow === cell.device} numbered />)}
+              {line.cells.slice(from, from + ACROSS).map((cell) => (
+                <CellOf
+                  key={cell.device}
+                  cell={cell}
+                  most={line.most}
+                  mean={meanOf(line.cells.map((one) => one.value))}
+                  slow={slow === cell.device}
+                  numbered
+                />
+              ))}
             </tr>
           ))}
         </tbody>
@@ -142,53 +204,111 @@ function Banks(props: { lines: Line[]; report: Report }) {
   );
 }
 
-function CellOf(props: { cell: Cell; most: number; slow: boolean; numbered: boolean }) {
+function CellOf(props: { cell: Cell; most: number | null; mean: number; slow: boolean; numbered: boolean }) {
   const { cell } = props;
-  const kind = cell.value == null ? "none" : cell.text === IDLE ? "idle" : `l${level(cell.value, props.most)}`;
+  const kind = cell.value == null ? "none" : cell.text === IDLE ? "idle" : colourOf(cell.value, props.most, props.mean);
   return (
     <td class={`cell ${kind}${props.slow && kind !== "idle" ? " is-slow" : ""}`} data-about={cell.about}>
-      {props.numbered && <i>{cell.device}{props.slow ? ` ${SLOW}` : ""}</i>}
+      {props.numbered && (
+        <i>
+          {cell.device}
+          {props.slow ? ` ${SLOW}` : ""}
+        </i>
+      )}
       <span>{cell.text}</span>
     </td>
   );
 }
+
+const colourOf = (value: number, most: number | null, mean: number): string =>
+  most == null ? unevenClass(value, mean) : `l${level(value, most)}`;
 
 function MarkedInWords(props: { report: Report; outputDevice: number | null }) {
   const slow = slowDevice(props.report);
   const idle = [...idleSteps(props.report).keys()];
   return (
     <p class="row marked-in-words">
-      {slow != null && <span><span class="mark slow">{SLOW}</span> device {slow}</span>}
-      {props.outputDevice != null && <span><span class="mark output">{OUTPUT}</span> device {props.outputDevice}</span>}
-      {idle.length > 0 && <span><span class="mark idles">{IDLE}</span> in some steps: {ranges(idle)}</span>}
+      {slow != null && (
+        <span>
+          <span class="mark slow">{SLOW}</span> device {slow}
+        </span>
+      )}
+      {props.outputDevice != null && (
+        <span>
+          <span class="mark output">{OUTPUT}</span> device {props.outputDevice}
+        </span>
+      )}
+      {idle.length > 0 && (
+        <span>
+          <span class="mark idles">{IDLE}</span> in some steps: {ranges(idle)}
+        </span>
+      )}
     </p>
   );
 }
 
-function Legend(props: { by: By; report: Report }) {
+const AROUND = ["under3", "under2", "under1", "even", "over1", "over2", "over3"];
+
+function ScaleOf(props: { by: By; around: boolean }) {
+  const classes = props.around ? AROUND : Array.from({ length: LEVELS }, (_, n) => `l${n}`);
+  return (
+    <span class="row">
+      less{" "}
+      <span class="scale" aria-hidden="true">
+        {classes.map((name) => (
+          <i key={name} class={name} />
+        ))}
+      </span>{" "}
+      more {titleOf(props.by)}
+      {props.around && " than the mean of the devices"}
+    </span>
+  );
+}
+
+function Legend(props: { by: By; report: Report; around: boolean }) {
   const { balance, patterns, per_device, notes } = props.report;
   const idle = per_device.some((one) => one.idle_steps > 0) || patterns.some((one) => one.rows?.includes(0));
   return (
     <div class="legend">
-      <span class="row">less <span class="scale" aria-hidden="true">{Array.from({ length: LEVELS }, (_, n) => <i key={n} class={`l${n}`} />)}</span> more {titleOf(props.by)}</span>
-      {idle && <span><i class="idle" aria-hidden="true" /> idle: it got nothing of that batch</span>}
+      <ScaleOf by={props.by} around={props.around} />
+      {idle && (
+        <span>
+          <i class="idle" aria-hidden="true" /> idle: it got nothing of that batch
+        </span>
+      )}
       {balance.idle_device_steps ? <span>{plural(balance.idle_device_steps, "idle device-step")}</span> : null}
-      {balance.wasted_device_seconds ? <span title={notes["balance.wasted_device_seconds"]}>{number(Number(balance.wasted_device_seconds.toPrecision(3)))} device-seconds waited for the slowest</span> : null}
+      {balance.wasted_device_seconds ? (
+        <span title={notes["balance.wasted_device_seconds"]}>
+          {number(Number(balance.wasted_device_seconds.toPrecision(3)))} device-seconds waited for the slowest
+        </span>
+      ) : null}
     </div>
   );
 }
 
 function patternLine(pattern: Pattern, report: Report): Line {
-  const steps = pattern.steps == null ? NONE : plural(pattern.steps, pattern.phase === "train" ? "step" : "batch", pattern.phase === "train" ? "steps" : "batches");
+  const steps =
+    pattern.steps == null
+      ? NONE
+      : plural(
+          pattern.steps,
+          pattern.phase === "train" ? "step" : "batch",
+          pattern.phase === "train" ? "steps" : "batches",
+        );
   const cells = report.devices.map(({ device }) => {
     const rows = pattern.rows?.[device] ?? null;
-    return { device, value: rows, text: rows == null ? NONE : rows === 0 ? IDLE : count(rows), about: aboutShard(pattern, device, report) };
+    return {
+      device,
+      value: rows,
+      text: rows == null ? NONE : rows === 0 ? IDLE : count(rows),
+      about: aboutShard(pattern, device, report),
+    };
   });
   return {
     key: `${pattern.phase} ${pattern.module} ${pattern.batch_rows} ${pattern.rows?.join()} ${pattern.first_step}`,
     title: `${pattern.phase}${pattern.batch_rows == null ? "" : ` of ${count(pattern.batch_rows)}`}`,
     note: `${pattern.module ? `${pattern.module} · ` : ""}${steps}`,
-    most: Math.max(0, ...cells.map((cell) => cell.value ?? 0)),
+    most: null,
     cells,
   };
 }
@@ -200,8 +320,7 @@ function measureLine(by: Exclude<By, "rows">, report: Report, most: number | nul
     return { device, value, text: value == null ? NONE : SHOW[by](value), about: aboutDevice(device, report) };
   });
   if (cells.every((cell) => cell.value == null)) return null;
-  const largestHere = Math.max(...cells.map((cell) => cell.value ?? 0));
-  return [{ key: by, title: by === "memory" ? "peak" : "median", note: "main phase", most: most ?? largestHere, cells }];
+  return [{ key: by, title: by === "memory" ? "peak" : "median", note: "main phase", most, cells }];
 }
 
 function mostFrequent(patterns: Pattern[], enough: number): Pattern[] {

@@ -9,7 +9,11 @@ export function StateMark(props: { state: string; cancelling?: boolean }) {
 export function WhyText(props: { job: JobSummary }) {
   const { code, message } = props.job.reason;
   if (code === "running" || code === "completed" || (code === "starting" && !message)) return null;
-  return <span class="muted" dir="auto">{message || code.replaceAll("_", " ")}</span>;
+  return (
+    <span class="muted" dir="auto">
+      {message || code.replaceAll("_", " ")}
+    </span>
+  );
 }
 
 export function ProgressBar(props: { progress: Progress | null; running: boolean }) {

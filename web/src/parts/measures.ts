@@ -49,7 +49,10 @@ export function aboutShard(pattern: Pattern, device: number, report: Report): st
   const rows = pattern.rows?.[device];
   const got = rows == null ? "rows not known" : rows === 0 ? "idle" : plural(rows, "row");
   const steps = pattern.first_step == null ? "" : `steps ${count(pattern.first_step)} to ${count(pattern.last_step)}`;
-  const shapes = [`in ${shape(pattern.input_shapes?.[device])}`, `out ${shape(pattern.output_shapes?.[device])}${pattern.shapes_vary ? " (shapes vary)" : ""}`];
+  const shapes = [
+    `in ${shape(pattern.input_shapes?.[device])}`,
+    `out ${shape(pattern.output_shapes?.[device])}${pattern.shapes_vary ? " (shapes vary)" : ""}`,
+  ];
   return [`device ${device}: ${got}`, ...shapes, ...times(report, device), steps].filter(Boolean).join(" · ");
 }
 
@@ -60,5 +63,10 @@ export function aboutDevice(device: number, report: Report): string {
 function times(report: Report, device: number): string[] {
   const one = report.per_device.find((found) => found.device === device);
   if (!one) return [];
-  return [`share ${percent(one.share)}`, `forward ${ms(one.forward_ms?.p50)}`, `backward ${ms(one.backward_ms?.p50)}`, `wait ${ms(one.data_wait_ms?.p50)}`];
+  return [
+    `share ${percent(one.share)}`,
+    `forward ${ms(one.forward_ms?.p50)}`,
+    `backward ${ms(one.backward_ms?.p50)}`,
+    `wait ${ms(one.data_wait_ms?.p50)}`,
+  ];
 }

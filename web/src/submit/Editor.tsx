@@ -11,15 +11,28 @@ export interface Mark {
 
 const ROWS = 28;
 
-export function Editor(props: { text: string; change: (text: string) => void; marks: Mark[]; wrong: boolean; submit: () => void }) {
+export function Editor(props: {
+  text: string;
+  change: (text: string) => void;
+  marks: Mark[];
+  wrong: boolean;
+  submit: () => void;
+}) {
   const gutter = useRef<HTMLDivElement>(null);
   const lines = props.text.split("\n").length;
   const wrong = new Map(props.marks.map((mark) => [mark.place.line, mark.words]));
   return (
     <div class="editor">
-      <div class="gutter mono" aria-hidden="true"><div ref={gutter}>
-        {Array.from({ length: lines }, (_, n) => <div key={n} class={wrong.has(n + 1) ? "wrong" : ""} title={wrong.get(n + 1)}>{wrong.has(n + 1) ? "● " : ""}{n + 1}</div>)}
-      </div></div>
+      <div class="gutter mono" aria-hidden="true">
+        <div ref={gutter}>
+          {Array.from({ length: lines }, (_, n) => (
+            <div key={n} class={wrong.has(n + 1) ? "wrong" : ""} title={wrong.get(n + 1)}>
+              {wrong.has(n + 1) ? "● " : ""}
+              {n + 1}
+            </div>
+          ))}
+        </div>
+      </div>
       <textarea
         id="spec"
         aria-label="Job spec as JSON"
@@ -31,7 +44,9 @@ export function Editor(props: { text: string; change: (text: string) => void; ma
         autocapitalize="off"
         value={props.text}
         onInput={(event) => props.change(event.currentTarget.value)}
-        onScroll={(event) => gutter.current!.style.setProperty("transform", `translateY(${-event.currentTarget.scrollTop}px)`)}
+        onScroll={(event) =>
+          gutter.current!.style.setProperty("transform", `translateY(${-event.currentTarget.scrollTop}px)`)
+        }
         onKeyDown={(event) => (event.ctrlKey || event.metaKey) && event.key === "Enter" && props.submit()}
       />
     </div>

@@ -1,6 +1,10 @@
 // The programs of the repository, to start from.
 
-const FILES = import.meta.glob<string>("../../../examples/jobs/*.json", { query: "?raw", import: "default", eager: true });
+const FILES = import.meta.glob<string>("../../../examples/jobs/*.json", {
+  query: "?raw",
+  import: "default",
+  eager: true,
+});
 
 /** Text of a spec, by its name. */
 export const EXAMPLES: ReadonlyMap<string, string> = new Map(

@@ -35,7 +35,8 @@ export function places(text: string): Map<string, Place> {
     else if (level && !level.array && tokens[n + 1]?.[0] === ":") {
       level.key = word.replace(/^"|"$/g, "");
       const path = here();
-      if (!found.has(path)) found.set(path, { line: lineOf(text, token.index), from: token.index, to: token.index + word.length });
+      if (!found.has(path))
+        found.set(path, { line: lineOf(text, token.index), from: token.index, to: token.index + word.length });
     }
   });
   return found;
@@ -57,7 +58,11 @@ export function placeInWords(message: string, text: string): Place | null {
   const said = /line (\d+) column (\d+)/.exec(message);
   if (!said) return null;
   const line = Number(said[1]);
-  const before = text.split("\n").slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
+  const before =
+    text
+      .split("\n")
+      .slice(0, line - 1)
+      .join("\n").length + (line > 1 ? 1 : 0);
   const from = Math.min(before + Number(said[2]) - 1, text.length);
   return { line, from, to: from + 1 };
 }

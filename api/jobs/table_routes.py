@@ -1,0 +1,50 @@
+"""Routes of jobs as a table, with columns from their specs and results."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from api.http import responses
+from api.http.deps import Caller, service_of
+from api.http.operation_docs import describe
+from api.jobs.table_service import TableService
+from api.schemas.requests import parse_label
+from jobs.model.state import JobState
+from jobs.store import JobFilter
+from shardyard.contract.responses import JobColumnList, JobTable
+
+ServiceDep = Annotated[TableService, Depends(service_of(TableService))]
+router = APIRouter(tags=["jobs"])
+
+
+@router.get("/v1/jobs/table", **describe("List jobs as a table", JobTable, refuses=("malformed_cursor",)))
+async def read_table(
+    who: Caller,
+    tables: ServiceDep,
+    columns: Annotated[
+        str,
+        Query(
+            max_length=16_384,
+            description="names of columns, comma-separated, 200 at most: owner, rows_per_second, loss, metrics.<name>, "
+            "spec.<path>; `GET /v1/jobs/columns` lists them",
+        ),
+    ] = "",
+    state: JobState | None = None,
+    pool: Annotated[str, Query(max_length=63)] = "",
+    label: Annotated[str, Query(max_length=320, description="key=value")] = "",
+    name: Annotated[str, Query(max_length=200)] = "",
+    search: Annotated[str, Query(max_length=200, description="a part of the id, the name or a label")] = "",
+    archived: Annotated[bool, Query(description="list archived jobs instead of the others")] = False,
+    limit: Annotated[int, Query(ge=1, le=200)] = 200,
+    cursor: str = "",
+) -> Response:
+    """As the list of jobs, with values of the columns that are asked for. A spec of more than 32 KiB has none."""
+    chosen = JobFilter(state, pool, parse_label(label), name)
+    found = await tables.read_table(who, chosen, columns, cursor, limit, archived=archived, search=search)
+    return responses.json_response(found)
+
+
+@router.get("/v1/jobs/columns", **describe("List the columns that tables of jobs can have", JobColumnList))
+async def list_columns(who: Caller, tables: ServiceDep) -> Response:
+    """Of the newest 200 jobs."""
+    return responses.json_response(await tables.list_columns(who))
