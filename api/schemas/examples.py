@@ -102,6 +102,7 @@ PARAMETERS: dict[str, str] = {
     "path": "report.json",
     "bundle": "sha256:" + "0123456789abcdef" * 4,
     "node": "host-a",
+    "block": "4711",
     "pool": "default",
     "device": "0",
     "id": "host-a:cpu:0",
