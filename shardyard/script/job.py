@@ -29,6 +29,9 @@ OUTPUT_VARIABLE: Final = "SHARDYARD_OUTPUT_DIR"
 OUTSIDE: Final = "output"
 #: Where the checkpoint is from which an attempt goes on.
 RESUME_VARIABLE: Final = "SHARDYARD_RESUME_DIR"
+#: How long a checkpoint waits for room, and how often it looks.
+ROOM_SECONDS: Final = 600.0
+ROOM_POLL_SECONDS: Final = 0.2
 MAX_NAME_CHARACTERS: Final = 200
 #: Names of one process that are counted and sent; a job keeps no more series than these.
 MAX_NAMES: Final = 8192
@@ -47,6 +50,7 @@ class _JobLink:
     metric: Callable[[int, str, int, float, float], Any]
     progress: Callable[[int, int | None], Any]
     pid: int
+    holding: Callable[[], bool] = lambda: False
     steps: dict[str, "count[int]"] = field(default_factory=dict)  # by name: what comes next where no step is given
 
 
@@ -103,7 +107,8 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
     then renamed, and takes the place of an earlier one of that name. Returns the path of the copy. If
     the job is started again, `resume_dir` has the last copy that was made, so save all that you need
     to go on as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
-    written their parts.
+    written their parts. Where the node has more files to bring to the service than it may keep, it
+    waits until there is room, for ten minutes at most.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -116,6 +121,7 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
     if kept is None:
         _say_outside()
         return source
+    _await_room()
     return saving.save_checkpoint(source, kept)
 
 
@@ -132,6 +138,20 @@ def should_stop() -> bool:
     return link is not None and link.stopping()
 
 
+def _await_room() -> None:
+    """Wait while the node has no room for a checkpoint; not where the job must end, which may be its last one."""
+    link = _link if _link is not None and _link.pid == os.getpid() else None
+    if link is None or not link.holding():
+        return
+    _print_once("checkpoint() waits: this node has more to bring to the service than it may keep")
+    deadline = time.monotonic() + ROOM_SECONDS
+    while link.holding() and not link.stopping():
+        if time.monotonic() > deadline:
+            _print_once(f"checkpoint() has waited for {ROOM_SECONDS:.0f} seconds, and goes on without room")
+            return
+        time.sleep(ROOM_POLL_SECONDS)
+
+
 # -- the other side --------------------------------------------------------------------------------
 
 
@@ -143,15 +163,16 @@ def connect(
     *,
     metric: Callable[[int, str, int, float, float], Any],
     progress: Callable[[int, int | None], Any],
+    holding: Callable[[], bool] = lambda: False,
 ) -> None:
     """Connect this process to its job. The service calls it before any of the user's code.
 
-    `emit` sends the records that `metric` (device, name, step, value, time) and `progress` (step, steps) make, and
-    `stopping` tells whether SIGTERM has come. `device` is what series belong to: -1, the job as a whole, for rank 0,
-    else the rank's logical device.
+    `emit` sends the records that `metric` (device, name, step, value, time) and `progress` (step, steps) make.
+    `stopping` tells whether SIGTERM has come, and `holding` whether the node has no room for a checkpoint. `device` is
+    what series belong to: -1, the job as a whole, for rank 0, else the rank's logical device.
     """
     global _link
-    _link = _JobLink(emit, stopping, Path(output_dir), device, metric, progress, os.getpid())
+    _link = _JobLink(emit, stopping, Path(output_dir), device, metric, progress, os.getpid(), holding)
 
 
 def carry_over(stopping: Callable[[], bool]) -> None:

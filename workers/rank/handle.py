@@ -91,6 +91,11 @@ class RankHandle:
         """Ask all ranks of its node for a profile; number 0: for none any more."""
         profile_request.show_request(self.profile_request, number, steps)
 
+    def hold_saves(self, is_held: bool) -> None:
+        """Have all ranks of its node wait with the next checkpoint that they save by themselves, or not any more."""
+        with contextlib.suppress(OSError):
+            profile_request.hold_saves(self.profile_request, is_held)
+
     def request_calls(self, number: int) -> None:
         """Ask all ranks of its node for the collectives that they have called."""
         with contextlib.suppress(OSError):

@@ -32,6 +32,7 @@ from workers.rehearsal import install
 from workers.runtime import process_groups, sys_path
 from workers.runtime.context import ChannelSink, RankContext
 from workers.runtime.import_callbacks import when_imported
+from workers.runtime.profile_request import HOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,16 @@ def prepare_script(script: ScriptSettings, context: RankContext) -> RankProgram:
     stopping = _StopRequest()
     own, context = context, _follow_descendants(script, context)
     device = -1 if context.rank == 0 else context.devices[0].logical
-    job.connect(context.sink.emit, stopping, script.output, device, metric=MetricSample, progress=ProgramProgress)
+    asked = own.profile_request
+    job.connect(
+        context.sink.emit,
+        stopping,
+        script.output,
+        device,
+        metric=MetricSample,
+        progress=ProgramProgress,
+        holding=lambda: bool(asked[HOLD]),
+    )
     is_file = script.entrypoint.endswith(".py")
     sys_path.set_path((script.root / script.entrypoint).parent if is_file else script.root)
     local_rank = str(context.devices[0].position)

@@ -14,7 +14,9 @@ from typing import Protocol
 NUMBER, STEPS = 0, 1
 #: The number of the latest request for the collectives that each rank has called (0: none).
 CALLS = 2
-_BYTES = 3
+#: Whether scripts wait with their next checkpoint.
+HOLD = 3
+_BYTES = 4
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -44,6 +46,11 @@ def show_request(fd: int, number: int, steps: int) -> None:
 def request_calls(fd: int, number: int) -> None:
     """Ask the ranks which collectives they have called."""
     os.pwrite(fd, bytes([number]), CALLS)
+
+
+def hold_saves(fd: int, is_held: bool) -> None:
+    """Have scripts wait with their next checkpoint, or not any more."""
+    os.pwrite(fd, bytes([is_held]), HOLD)
 
 
 def map_request(fd: int) -> RequestBytes:

@@ -171,6 +171,7 @@ class AttemptRun:
             limits=limits,
             redactor=self._redactor,
             followers=self._followers,
+            carriage=self._carriage,
         ).run()
         self._lease.main_thread.expect_within(END_SECONDS)
         self._rendezvous_store = None

@@ -39,6 +39,7 @@ from jobs.protocol.records import (
 )
 from workers.rank.handle import RankHandle, await_death
 from workers.runtime.launch import AttemptConfig
+from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.checkpoints.messages import report_messages
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
@@ -59,6 +60,7 @@ from workers.supervisor.rank_activity import RankActivity
 from workers.supervisor.rank_reader import RankReader
 from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.step_blocks import StepBlock
+from workers.supervisor.save_hold import SaveHold
 from workers.supervisor.stall_detector import StallDetector, StallReporter
 from workers.supervisor.stop_sequence import StopSequence
 from workers.supervisor.stop_signal import is_stop_signalled
@@ -101,11 +103,12 @@ class RankMonitor:
         limits: LimitWatch | None = None,
         redactor: SecretRedactor | None = None,
         followers: Followers | None = None,
+        carriage: AttemptCarriage | None = None,
     ) -> None:
         """`requirements`: whether the job's bundle names packages that it needs. `listener`: where processes that
         descend from the ranks report; it is closed in the end. `checkpoints`: where the job asks for them. `limits` are
         closed in the end. `redactor`: where the job has secrets. `followers`: where some of the ranks are on other
-        nodes."""
+        nodes. `carriage`: where the storage is not mounted."""
         self._config = config
         self._ranks = ranks
         self._lease = lease
@@ -131,6 +134,9 @@ class RankMonitor:
         self._teardown = TeardownTimer(ranks)
         self._failures = FailureClassifier(config, requirements=requirements)
         self._profiles = ProfileCollector(config, ranks, lease, log_line)
+        # A recipe's checkpoints are held back by their coordinator.
+        is_script = isinstance(config.spec.program, ScriptProgram)
+        self._hold = SaveHold(carriage, ranks[0], log_line) if carriage is not None and is_script else None
 
     def _make_coordinator(self, checkpoints: AttemptCheckpoints) -> CheckpointCoordinator:
         def send_command(rank: int, command: bytes) -> None:
@@ -408,6 +414,7 @@ class RankMonitor:
                 self._publisher.add_steps(number, steps)
         self._check_checkpoints(now)
         self._profiles.on_tick(now)
+        self._hold_saves(now)
         self._stalls.finish_asking(now)
         self._end_over_limit(now)
         silence = self._lease.seconds_since_renewal
@@ -434,6 +441,13 @@ class RankMonitor:
         if self._coordinator.is_saving:
             self._stalls.detector.excuse_silence(now)
         report_messages(self._coordinator.take_messages(), self._publisher)
+
+    def _hold_saves(self, now: float) -> None:
+        if self._hold is None:
+            return
+        self._hold.on_tick()
+        if self._hold.is_held:
+            self._stalls.detector.excuse_silence(now)
 
     def _check_work(self, now: float) -> None:
         command = self._lease.command

@@ -13,7 +13,7 @@ from tests.faults.scene.machine import need
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
-END_SECONDS = 180.0
+END_SECONDS = 300.0
 RECIPE = {
     "name": "recipe",
     "resources": {"devices": 1},

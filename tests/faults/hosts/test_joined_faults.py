@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from shardyard.client import Job
+from shardyard.contract.stream_events import LogLines
 from tests.faults.hosts.test_join import END_SECONDS, digest_of, ended, project
 from tests.faults.scene.joined_hosts import JoinedService, joined_hosts, wait_for
 from tests.faults.scene.machine import need
+from workers.supervisor.save_hold import FULL, ROOM
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -21,9 +23,9 @@ TRAINING: dict[str, Any] = {
         "data": {"ref": "digits", "args": {"split": "train"}, "batch_size": 32, "shuffle": True},
         "loss": {"ref": "cross_entropy"},
         "optimizer": {"ref": "sgd", "args": {"lr": 0.05, "momentum": 0.9}},
-        "epochs": 30,
+        "epochs": 10,
         "seed": 7,
-        "checkpoint": {"every_steps": 100},
+        "checkpoint": {"every_steps": 25},
     },
 }
 COUNTING = """
@@ -53,6 +55,20 @@ import hashlib, os, pathlib
 body = os.urandom(1 << 20) * 256
 pathlib.Path(os.environ["SHARDYARD_OUTPUT_DIR"], "large.bin").write_bytes(body)
 print(hashlib.sha256(body).hexdigest())
+"""
+SAVING = """
+import os, pathlib, time
+from shardyard import job
+pathlib.Path(os.environ["SHARDYARD_OUTPUT_DIR"], "large.bin").write_bytes(os.urandom(48 << 20))
+pathlib.Path("state.txt").write_text("1")
+print("saves", flush=True)
+while True:
+    began = time.monotonic()
+    job.checkpoint("state.txt")
+    if time.monotonic() - began > 1:
+        break
+    time.sleep(0.05)
+print("has waited", flush=True)
 """
 SHORT = """
 import time
@@ -173,6 +189,19 @@ def test_an_end_is_told_when_the_api_is_back(joined: JoinedService, tmp_path: Pa
         assert ended(job).state == "succeeded", job.status
     assert job.status.attempt == 1
     assert steps(job) == ["trains", "is done"]
+
+
+def test_a_script_waits_with_its_next_checkpoint_while_too_much_is_to_be_carried(
+    joined: JoinedService, tmp_path: Path
+) -> None:
+    with joined.only(2):
+        with joined.api_away(2):
+            job = joined.client.submit_script(project(tmp_path / "own", train=SAVING))
+            events = job.follow(logs="all", stream="all")
+            assert any(FULL in line.text for event in events if isinstance(event, LogLines) for line in event.lines)
+        assert ended(job).state == "succeeded", job.status
+    said = [line.text for line in job.logs(stream="stdout,service")]
+    assert said.index(FULL) < said.index(ROOM) < said.index("has waited"), said
 
 
 def test_a_node_whose_disk_is_filled_ends_that_job_alone_and_brings_its_log(

@@ -33,6 +33,7 @@ SETTINGS = {
     "SHARDYARD_LEASE_SECONDS": "20",
     "SHARDYARD_NODE_SECONDS": "10",
     "SHARDYARD_BEAT_SECONDS": "1",
+    "SHARDYARD_CARRY_BYTES": str(32 << 20),
 }
 #: Brings a port of a host to a socket here. The test's own network reaches no host.
 _FORWARD = """

@@ -13,6 +13,7 @@ import torch
 from jobs.protocol.packets import AnyRecord
 from jobs.protocol.records import MetricSample, ProgramProgress
 from shardyard.script import job
+from shardyard.script import job as script_job
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +32,16 @@ class Connected:
     def __init__(self, output: Path) -> None:
         self.records: list[AnyRecord] = []
         self.stops = False
+        self.holds: list[bool] = []  # what is said next of the node's room; at the end there is some
         self.output = output
-        job.connect(self.records.append, lambda: self.stops, output, metric=MetricSample, progress=ProgramProgress)
+        job.connect(
+            self.records.append,
+            lambda: self.stops,
+            output,
+            metric=MetricSample,
+            progress=ProgramProgress,
+            holding=lambda: self.holds.pop(0) if self.holds else False,
+        )
 
     def points(self) -> list[tuple[str, int, float]]:
         return [(record.name, record.step, record.value) for record in self.records if isinstance(record, MetricSample)]
@@ -288,3 +297,31 @@ print(sorted(new - set(sys.stdlib_module_names)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['shardyard']"
+
+
+def test_a_checkpoint_waits_until_the_node_has_room(
+    connected: Connected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script_job, "ROOM_POLL_SECONDS", 0.0)
+    (tmp_path / "state").write_text("1")
+    connected.holds = [True] * 5
+    assert job.checkpoint(tmp_path / "state").read_text() == "1"
+    assert connected.holds == []
+    assert "checkpoint() waits" in capsys.readouterr().err
+
+
+def test_the_last_checkpoint_of_a_job_that_must_end_does_not_wait(connected: Connected, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("1")
+    connected.holds, connected.stops = [True] * 5, True
+    assert job.checkpoint(tmp_path / "state").read_text() == "1"
+    assert len(connected.holds) == 3
+
+
+def test_a_checkpoint_that_has_waited_for_long_goes_on(
+    connected: Connected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script_job, "ROOM_SECONDS", 0.0)
+    (tmp_path / "state").write_text("1")
+    connected.holds = [True] * 50
+    assert job.checkpoint(tmp_path / "state").read_text() == "1"
+    assert "goes on without room" in capsys.readouterr().err

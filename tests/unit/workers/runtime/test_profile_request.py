@@ -19,3 +19,15 @@ def test_a_request_is_seen_through_the_mapping_which_keeps_no_file_open() -> Non
 
 def test_a_rank_whose_descriptor_is_gone_cannot_be_asked() -> None:
     assert profile_request.map_request(-1) is profile_request.NO_REQUEST
+
+
+def test_scripts_are_held_and_let_go_whatever_else_is_asked() -> None:
+    fd = profile_request.create_request()
+    seen = profile_request.map_request(os.dup(fd))
+    profile_request.show_request(fd, 3, 5)
+    assert seen[profile_request.HOLD] == 0
+    profile_request.hold_saves(fd, True)
+    assert (seen[profile_request.HOLD], seen[profile_request.NUMBER]) == (1, 3)
+    profile_request.hold_saves(fd, False)
+    assert seen[profile_request.HOLD] == 0
+    os.close(fd)
