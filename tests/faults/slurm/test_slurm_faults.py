@@ -86,7 +86,7 @@ def test_row_41_a_job_goes_on_in_the_next_block_when_the_time_limit_of_its_parti
     slurm: SlurmService,
 ) -> None:
     slurm.restart_provider(partition="short", time_limit="00:01:00", grace_seconds=15)
-    job = train(slurm, fault="wait_for_the_test", at_step=35)
+    job = train(slurm, fault="wait_for_the_test", at_step=35, steps=60)
     eventually(lambda: slurm.attempts(job) and slurm.attempts(job)[-1].resumed, "it goes on", 2 * BLOCK_SECONDS)
     slurm.let_go(job)
     attempts = slurm.succeeds(job, 2 * BLOCK_SECONDS)
