@@ -46,9 +46,11 @@ NAMES: tuple[str, ...] = (
     "idle",
 )
 #: Run only by name: what needs a machine of its own, or is the same on all.
-ON_REQUEST = ("gpu", "fair_share", "start_estimates")
+ON_REQUEST = ("gpu", "fair_share", "start_estimates", "slurm_starts")
 #: Those of the scheduler, in a package of their own.
 OF_POOLS = ("dispatching", "fair_share", "start_estimates")
+#: Those of engines, likewise.
+OF_ENGINES = ("slurm_starts",)
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 600.0
 #: How many run beside each other in a quick run: most of what one takes then is waiting for its service.
@@ -56,7 +58,8 @@ QUICK_AT_ONCE = 2
 
 
 def import_benchmark(name: str) -> ModuleType:
-    return importlib.import_module(f"benchmarks.pools.{name}" if name in OF_POOLS else f"benchmarks.{name}")
+    package = "pools." if name in OF_POOLS else "engines." if name in OF_ENGINES else ""
+    return importlib.import_module(f"benchmarks.{package}{name}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

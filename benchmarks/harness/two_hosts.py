@@ -73,7 +73,7 @@ def service_over(hosts: TwoHosts, devices: str = "cpu:1") -> Iterator[Service]:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardyard-bench-")))
         urls = {
-            f"SHARDYARD_{name}_URL": stack.enter_context(_redis(role, directory, port))
+            f"SHARDYARD_{name}_URL": stack.enter_context(redis_at(ADDRESSES[0], role, directory, port))
             for name, role, port in (("REDIS", "control", 6379), ("TELEMETRY", "telemetry", 6380))
         }
         stack.enter_context(environment({"SHARDYARD_NODE": "first", "SHARDYARD_NODE_ADDRESS": ADDRESSES[0]} | urls))
@@ -98,15 +98,15 @@ def service_over(hosts: TwoHosts, devices: str = "cpu:1") -> Iterator[Service]:
 
 
 @contextmanager
-def _redis(role: str, directory: Path, port: int) -> Iterator[str]:
-    """The URL of a server as `shardyard up` starts it, which listens on the first host's address, too."""
+def redis_at(listens: str, role: str, directory: Path, port: int) -> Iterator[str]:
+    """The URL of a server as `shardyard up` starts it, which other hosts reach at an address of this one."""
     server = embedded_redis.prepare_redis(role, directory, embedded_redis.find_server())
-    address = ("--port", str(port), "--bind", ADDRESSES[0])
+    address = ("--port", str(port), "--bind", listens)
     with (directory / f"{role}.log").open("wb") as log:
         process = subprocess.Popen([*server.service.argv, *address], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         embedded_redis.wait_until_it_answers(server)
-        yield f"redis://:{server.password}@{ADDRESSES[0]}:{port}"
+        yield f"redis://:{server.password}@{listens}:{port}"
     finally:
         process.kill()  # what it holds goes with its directory
         process.wait(END_SECONDS)

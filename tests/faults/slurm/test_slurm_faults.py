@@ -85,8 +85,10 @@ def test_row_41_a_job_whose_block_is_pre_empted_saves_and_goes_on_in_the_next(
 def test_row_41_a_job_goes_on_in_the_next_block_when_the_time_limit_of_its_partition_comes(
     slurm: SlurmService,
 ) -> None:
-    slurm.restart_provider(partition="short", time_limit="00:01:00")
-    job = train(slurm, steps=1500)
+    slurm.restart_provider(partition="short", time_limit="00:01:00", grace_seconds=15)
+    job = train(slurm, fault="wait_for_the_test", at_step=35, steps=60)
+    eventually(lambda: slurm.attempts(job) and slurm.attempts(job)[-1].resumed, "it goes on", 2 * BLOCK_SECONDS)
+    slurm.let_go(job)
     attempts = slurm.succeeds(job, 2 * BLOCK_SECONDS)
     assert {attempt.reason for attempt in attempts[:-1]} <= SENT_BACK
     assert len({attempt.node for attempt in attempts}) == len(attempts) > 1

@@ -11,8 +11,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from jobs.model.provided_pool import PoolOffer
 from jobs.protocol import names
 from jobs.protocol.hardware import NodeReading, encode_readings
+from jobs.store.provided_pools import keep_pool
 from shardyard.cli import COMMANDS
 from shardyard.contract.hardware import SERIES_TITLES
 from tests.integration.api.conftest import Api
@@ -49,8 +51,9 @@ def shown_labels() -> Iterator[tuple[str, str, set[str]]]:
 
 @pytest.fixture
 async def scraped(api: Api) -> dict[str, set[str]]:
-    """The labels of each metric of a real answer, with a node, a job, and a device that works."""
+    """The labels of each metric of a real answer, with a node, a job, a device that works, and a pool of an engine."""
     api.node()
+    api.control.run(keep_pool("slurm", "host:file", 60, PoolOffer("slurm", "host:file", devices=1, nodes=1)))
     await api.submit()
     reading = NodeReading(0, dict.fromkeys(SERIES_TITLES, 1.0), {"xid_79": 1})
     api.control.client.set(names.readings_key("host-a"), encode_readings([reading]), ex=60)

@@ -2,10 +2,14 @@
 
 Each node has 2 processors and 4 GPUs, which are files that Slurm counts and names. Partitions: `main`, without a limit;
 `urgent`, whose jobs take the nodes of main's (SIGTERM, 20 s of grace, SIGKILL); `short`, with a limit of a minute.
+
+    python -m tests.support.servers.slurm_cluster COMMAND...    runs a command beside a cluster of two nodes, as root
 """
 
 import os
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -145,3 +149,13 @@ def slurm_cluster(directory: Path, count: int) -> Iterator[SlurmCluster]:
         cluster = SlurmCluster(directory / "slurm", hosts)
         cluster.start()
         yield cluster
+
+
+def main(command: list[str]) -> int:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as directory, slurm_cluster(Path(directory), 2) as cluster:
+        environment = os.environ | cluster.environment
+        return subprocess.run(cluster.hosts.command_at_bridge(*command), env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["sinfo"]))

@@ -1,0 +1,1 @@
+"""Figures of pools whose nodes an engine supplies."""
