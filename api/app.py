@@ -28,6 +28,7 @@ from api.background import audit_retention, bundle_gc, secret_rotation
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
 from api.background.file_quotas import FileQuotaCount
+from api.background.history_watch import HistoryWatch
 from api.background.quota_recount import QuotaRecount
 from api.background.traces.config import open_trace_collector
 from api.bundles import routes as bundle_routes
@@ -97,6 +98,7 @@ from jobs.model.settings import Settings, parse_networks
 from jobs.scheduling.scheduler import JobScheduler
 from jobs.storage.directory import DirectoryStorage
 from jobs.store.client import AsyncRedisStore, RedisStore
+from jobs.store.connections.sentinels import replicas_of
 from jobs.store.packed_jobs import PackedJobConverter
 from shardyard.contract.errors import FormatMismatch, Unavailable
 
@@ -112,6 +114,7 @@ SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
 FILE_COUNT_SECONDS = 60.0
 TRACE_SECONDS = 5.0
+HISTORY_SECONDS = 2.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
 STOP_SENDING_SECONDS = 5.0
@@ -191,7 +194,7 @@ async def _lifespan(
     app: FastAPI,
 ) -> AsyncIterator[None]:
     """What an application has while it serves: connections, the scheduler, the sweeps."""
-    control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
+    control = AsyncRedisStore(connect(settings.control_url()), replicas_of(settings.control_url()), is_open=False)
     telemetry = TelemetryReader(connect(settings.telemetry()))
     hint_sender = CeleryHintSender(settings)
     reconciled = RedisStore.from_url(settings.control_url())
@@ -246,6 +249,11 @@ async def _lifespan(
                 partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
                 (
                     *_periodic_sweeps(reconciled, storage, settings, lambda: bool(disks.low)),
+                    PeriodicSweep(
+                        "history",
+                        HistoryWatch(reconciled, storage, app.state.monitoring.count_history_loss).compare,
+                        HISTORY_SECONDS,
+                    ),
                     *_trace_sweeps(reconciled, storage, collector),
                 ),
                 _end_process,

@@ -9,6 +9,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from jobs.store.client import CONNECT_SECONDS, REPLY_SECONDS
+from jobs.store.connections.sentinels import async_sentinel_client, is_sentinel_url
 
 T = TypeVar("T")
 
@@ -36,13 +37,14 @@ def connect(url: str, reply_seconds: float = REPLY_SECONDS) -> Redis:
     Without redis-py's health checks: of a server that stalls, the check of a new connection opens that connection
     again, and so on without end (redis-py 8.1).
     """
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=MAX_CONNECTIONS,
-        timeout=reply_seconds,
-        socket_timeout=reply_seconds,
-        socket_connect_timeout=CONNECT_SECONDS,
-        retry=_Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
-        driver_info=None,  # as in `jobs.store.client:connect`
-    )
-    return Redis.from_pool(pool)
+    settings: dict[str, Any] = {
+        "max_connections": MAX_CONNECTIONS,
+        "timeout": reply_seconds,
+        "socket_timeout": reply_seconds,
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "retry": _Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+        "driver_info": None,  # as in `jobs.store.client:connect`
+    }
+    if is_sentinel_url(url):
+        return async_sentinel_client(url, **settings)
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, **settings))

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from jobs.model.records import AttemptRecord
 from jobs.protocol import names
 from jobs.protocol.hardware import NodeReading, decode_readings
-from jobs.store.shared_connection import SharedConnection
+from jobs.store.connections.shared_connection import SharedConnection
 from shardyard.contract.errors import Unavailable
 from shardyard.contract.responses import Progress
 

@@ -50,6 +50,11 @@ class ProcessMetrics:
         self._waiting = Gauge("shardyard_waiting_requests", "Requests held until a status changes", registry=registry)
         self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=registry)
         self._audit = Gauge("shardyard_audit_waiting", "Entries of the audit that are not written", registry=registry)
+        self._history = Counter(
+            "shardyard_control_redis_went_back",
+            "How often the control Redis was found to have less than before",
+            registry=registry,
+        )
         self._pools = PoolGauges(registry)
         self._disks = {
             name: Gauge(f"shardyard_disk_{name}_bytes", title, ("disk",), registry=registry)
@@ -71,6 +76,9 @@ class ProcessMetrics:
         counter, histogram = known
         counter.inc()
         histogram.observe(seconds)
+
+    def count_history_loss(self) -> None:
+        self._history.inc()
 
     def render(self, counts: GaugeValues) -> bytes:
         """Prometheus's text format."""

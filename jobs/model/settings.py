@@ -67,7 +67,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SHARDYARD_", frozen=True)
 
     redis_url: SecretStr | None = Field(
-        None, description="control Redis, which stores the jobs: redis://, rediss:// or unix://"
+        None,
+        description="control Redis, which stores the jobs: redis://, rediss:// or unix://; redis+sentinel:// or "
+        "rediss+sentinel:// where Sentinels watch it",
     )
     telemetry_url: SecretStr | None = Field(
         None, description="telemetry Redis, for logs, metrics and reports; by default the control Redis"

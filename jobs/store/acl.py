@@ -32,7 +32,7 @@ class RedisServerKind(StrEnum):
 
 #: Reading and writing what the keys allow, and nothing that is about the server or all of its keys.
 _COMMANDS: Final = (
-    *("-@all", "+@read", "+@write", "+@connection", "+@transaction", "+time"),
+    *("-@all", "+@read", "+@write", "+@connection", "+@transaction", "+time", "+wait"),
     *("-@dangerous", "-@scripting"),
     *("-randomkey", "-dbsize", "-scan", "-select", "+select|0"),
 )

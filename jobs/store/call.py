@@ -15,10 +15,12 @@ Word = str | bytes | int
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One command, as it is sent. `decode` turns the raw reply into `T`, or raises the error that it stands for."""
+    """One command, as it is sent. `decode` turns the raw reply into `T`, or raises the error that it stands for.
+    `writes`: it may change something."""
 
     command: tuple[Word, ...]
     decode: Callable[[Any], T]
+    writes: bool = False
 
 
 def call_function(name: str, decode: Callable[[Any], T], /, *more: Word, **arguments: Word) -> Call[T]:
@@ -31,7 +33,7 @@ def call_function(name: str, decode: Callable[[Any], T], /, *more: Word, **argum
     if arguments.keys() != function.argument_set:
         raise TypeError(f"{name} takes {', '.join(function.arguments)}, not {', '.join(arguments)}")
     words = (arguments[argument] for argument in function.arguments)
-    return Call(("FCALL", function.registered_name, 0, *words, *more), decode)
+    return Call(("FCALL", function.registered_name, 0, *words, *more), decode, writes=function.writes)
 
 
 def read_hash(reply: Iterable[bytes] | Fields) -> Fields:

@@ -23,8 +23,10 @@ from redis.retry import Retry
 
 from jobs import store
 from jobs.store.call import Word
+from jobs.store.connections.confirmation import NotConfirmed, wait_command
+from jobs.store.connections.sentinels import is_sentinel_url, replicas_of, sentinel_client
+from jobs.store.connections.shared_connection import SharedConnection
 from jobs.store.function_library import function_library, is_function_missing
-from jobs.store.shared_connection import SharedConnection
 from shardyard.contract.errors import Unavailable
 
 T = TypeVar("T")
@@ -39,27 +41,30 @@ _REFUSING_WORDS = ("OOM", "MISCONF", "LOADING", "READONLY", "BUSY", "MASTERDOWN"
 
 def connect(url: str) -> "redis.Redis":
     """A synchronous client. Every wait has a deadline, and a lost connection is tried again twice:
-    each call is idempotent, so a command whose reply was lost may be sent again."""
-    client: redis.Redis = redis.Redis.from_url(
+    each call is idempotent, so a command whose reply was lost may be sent again.
+
+    Raises:
+        ValueError: the URL cannot be read.
+    """
+    return _client(
         url,
         socket_timeout=REPLY_SECONDS,
         socket_connect_timeout=CONNECT_SECONDS,
         health_check_interval=15,
         retry=_retry(),
-        driver_info=None,  # else each connection reads which version this is from disk, and tells it in two more calls
     )
-    return client
 
 
 def connect_for_loss(url: str, wait_seconds: float) -> "redis.Redis":
     """A synchronous client for what may get lost: no wait is longer than `wait_seconds`, and nothing is sent again."""
-    client: redis.Redis = redis.Redis.from_url(
-        url,
-        socket_timeout=wait_seconds,
-        socket_connect_timeout=wait_seconds,
-        retry=Retry(NoBackoff(), 0),
-        driver_info=None,  # as above
-    )
+    return _client(url, socket_timeout=wait_seconds, socket_connect_timeout=wait_seconds, retry=Retry(NoBackoff(), 0))
+
+
+def _client(url: str, **settings: Any) -> "redis.Redis":
+    # Without driver_info: else each connection reads which version this is from disk, and tells it in two more calls.
+    if is_sentinel_url(url):
+        return sentinel_client(url, driver_info=None, **settings)
+    client: redis.Redis = redis.Redis.from_url(url, driver_info=None, **settings)
     return client
 
 
@@ -74,12 +79,14 @@ class RedisStore:
         Unavailable: Redis does not answer, or refuses to serve for now.
     """
 
-    def __init__(self, client: "redis.Redis") -> None:
+    def __init__(self, client: "redis.Redis", replicas: int = 0) -> None:
+        """`replicas` must have each change before it counts."""
         self.client = client
+        self._replicas = replicas
 
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
-        return cls(connect(url))
+        return cls(connect(url), replicas_of(url))
 
     def run(self, call: store.Call[T]) -> T:
         return self.run_all([call])[0]
@@ -87,25 +94,39 @@ class RedisStore:
     def run_all(self, calls: Sequence[store.Call[T]]) -> list[T]:
         """In one exchange; what each returned."""
         with redis_errors():
-            replies = self._execute([call.command for call in calls])
+            replies = self._execute([call.command for call in calls], writes=any(call.writes for call in calls))
             return [call.decode(reply) for call, reply in zip(calls, replies, strict=True)]
 
-    def _execute(self, commands: Sequence[tuple[Word, ...]]) -> list[Any]:
+    def _execute(self, commands: Sequence[tuple[Word, ...]], *, writes: bool) -> list[Any]:
         try:
-            return self._send_all(commands)
+            return self._send_all(commands, writes=writes)
         except ResponseError as error:
             if not is_function_missing(error):
                 raise
         self._load_functions()
-        return self._send_all(commands)
+        return self._send_all(commands, writes=writes)
 
-    def _send_all(self, commands: Sequence[tuple[Word, ...]]) -> list[Any]:
+    def _send_all(self, commands: Sequence[tuple[Word, ...]], *, writes: bool) -> list[Any]:
+        if self._replicas and writes:
+            return self._send_confirmed(commands)
         if len(commands) == 1:
             return [self._send(commands[0])]
         with self.client.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)  # type: ignore[no-untyped-call]
             return pipe.execute()
+
+    def _send_confirmed(self, commands: Sequence[tuple[Word, ...]]) -> list[Any]:
+        with self.client.pipeline(transaction=False) as pipe:
+            for command in (*commands, wait_command(self._replicas)):
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            *replies, had = pipe.execute(raise_on_error=False)
+        for reply in (*replies, had):
+            if isinstance(reply, Exception):
+                raise reply
+        if had < self._replicas:
+            raise NotConfirmed(had, self._replicas)
+        return replies
 
     def _load_functions(self) -> None:
         library = function_library()
@@ -128,10 +149,11 @@ class AsyncRedisStore:
     `client` is for commands that would hold up the others: it has connections of its own.
     """
 
-    def __init__(self, client: "redis.asyncio.Redis", *, is_open: bool = True) -> None:
-        """`is_open=False`: calls are refused as Unavailable until `open` is called."""
+    def __init__(self, client: "redis.asyncio.Redis", replicas: int = 0, *, is_open: bool = True) -> None:
+        """`replicas` must have each change before it counts. `is_open=False`: calls are refused as Unavailable until
+        `open` is called."""
         self.client = client
-        self._connection = SharedConnection(client)
+        self._connection = SharedConnection(client, replicas)
         self._opened = asyncio.Event()
         if is_open:
             self.open()
@@ -147,18 +169,18 @@ class AsyncRedisStore:
         if not self._opened.is_set():
             raise Unavailable("the control Redis is not ready yet; try again in a moment")
         try:
-            return call.decode(await self._execute(call.command))
+            return call.decode(await self._execute(call.command, writes=call.writes))
         except (RedisError, TimeoutError) as error:
             raise _translate(error) from error
 
-    async def _execute(self, command: tuple[Word, ...]) -> Any:
+    async def _execute(self, command: tuple[Word, ...], *, writes: bool) -> Any:
         try:
-            return await self._send(command)
+            return await self._send(command, writes=writes)
         except ResponseError as error:
             if not is_function_missing(error):
                 raise
         await self._load_functions()
-        return await self._send(command)
+        return await self._send(command, writes=writes)
 
     async def _load_functions(self) -> None:
         library = function_library()
@@ -168,8 +190,8 @@ class AsyncRedisStore:
             with suppress(ResponseError):  # another process has just deleted it
                 await self._send(command)
 
-    async def _send(self, command: tuple[Word, ...]) -> Any:
-        return await self._connection.execute(*command)
+    async def _send(self, command: tuple[Word, ...], *, writes: bool = True) -> Any:
+        return await self._connection.execute(*command, writes=writes)
 
     async def close(self) -> None:
         await self._connection.close()
@@ -202,6 +224,10 @@ def _translate(error: RedisError | TimeoutError) -> Exception:
     refused = isinstance(error, _REFUSALS) or str(error).startswith(_REFUSING_WORDS)
     if refused and isinstance(error, ResponseError | BusyLoadingError):
         return Unavailable(f"the control Redis refuses requests for now ({error}); try again")
+    if isinstance(error, NotConfirmed):
+        return Unavailable(
+            f"the control Redis has made the change, but {error}, so it could be lost with that server; try again"
+        )
     if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError):
         return Unavailable("the control Redis does not answer; it is not known whether the call took effect, try again")
     return error

@@ -85,11 +85,13 @@ _ARGUMENTS = re.compile(r"^local ([\w,\s]+?) =\s+unpack\(ARGV(?:, 1, \d+)?\)$", 
 
 @dataclass(frozen=True, slots=True)
 class LuaFunction:
-    """A function of the library: its name on the server, and its named arguments in their order."""
+    """A function of the library: its name on the server, its named arguments in their order, and whether it may change
+    anything."""
 
     registered_name: str
     arguments: tuple[str, ...]
     argument_set: frozenset[str]
+    writes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def _flag(name: str) -> str:
 def _declared(name: str, body: str, digest: str) -> LuaFunction:
     found = _ARGUMENTS.search(body)
     arguments = tuple(re.findall(r"\w+", found[1])) if found else ()
-    return LuaFunction(f"{name}_{digest}", arguments, frozenset(arguments))
+    return LuaFunction(f"{name}_{digest}", arguments, frozenset(arguments), name not in _READING)
 
 
 def _library_name(listed: Any) -> str:

@@ -12,8 +12,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from api.data.redis_pool import connect
-from jobs.store import Call, shared_connection
+from jobs.store import Call
 from jobs.store.client import AsyncRedisStore
+from jobs.store.connections import shared_connection
 from shardyard.contract.errors import Unavailable
 from tests.support.servers.redis_server import RedisServer
 

@@ -77,7 +77,7 @@ def is_owner(owner: SessionOwner, session: str, record: TokenRecord) -> bool:
 
 
 def end_session(session: str) -> Call[None]:
-    return Call(("DEL", session_key(hash_secret(session))), ignore_reply)
+    return Call(("DEL", session_key(hash_secret(session))), ignore_reply, writes=True)
 
 
 def _prove_digest(session: str, digest: str) -> str:

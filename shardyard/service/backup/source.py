@@ -8,6 +8,7 @@ from pathlib import Path
 import redis
 
 from jobs.store.client import CONNECT_SECONDS, RedisStore
+from jobs.store.connections.sentinels import is_sentinel_url, replicas_of, sentinel_client
 from shardyard.contract.errors import InvalidRequest
 from shardyard.service import embedded_redis
 from shardyard.service.backup.manifest import STORAGE, TOKEN
@@ -56,9 +57,9 @@ def embedded_service(data_dir: Path, say: Say) -> Iterator[BackupSource]:
 @contextlib.contextmanager
 def connect_control(url: str) -> Iterator[RedisStore]:
     """A service with its own control Redis."""
-    control = RedisStore(
-        redis.Redis.from_url(url, socket_timeout=REPLY_SECONDS, socket_connect_timeout=CONNECT_SECONDS)
-    )
+    deadlines = {"socket_timeout": REPLY_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
+    connect = sentinel_client if is_sentinel_url(url) else redis.Redis.from_url
+    control = RedisStore(connect(url, **deadlines), replicas_of(url))
     try:
         yield control
     finally:

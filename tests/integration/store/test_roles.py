@@ -91,7 +91,7 @@ class RoleStore(RedisStore):
         self._clients = {role: connect(url) for role, url in urls.items()}
         self._order = order
 
-    def _send_all(self, commands: Sequence[tuple[Word, ...]]) -> list[Any]:
+    def _send_all(self, commands: Sequence[tuple[Word, ...]], *, writes: bool) -> list[Any]:
         return [self._send(command) for command in commands]
 
     def _send(self, command: tuple[Word, ...]) -> Any:

@@ -47,7 +47,7 @@ class RedisServer:
 
     def start(self) -> None:
         with (self._directory / "redis.log").open("ab") as log:
-            command = [*self.prefix, get_binary_path(), str(self._config)]
+            command = [*self.prefix, *self._command()]
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         with self.client() as client:
@@ -58,6 +58,9 @@ class RedisServer:
                 except redis.ConnectionError:
                     time.sleep(0.01)
         raise TimeoutError(f"redis did not start in {START_SECONDS} s: {(self._directory / 'redis.log').read_text()}")
+
+    def _command(self) -> list[str]:
+        return [get_binary_path(), str(self._config)]
 
     def kill(self) -> None:
         """As by kill -9."""
