@@ -64,13 +64,13 @@ class CarrierThread:
 
     def _carry(self, finishing: bool) -> float:
         """One round. Returns the seconds until the next one."""
-        began, before = monotonic(), self._carrier.bytes_carried
+        began, before, is_done = monotonic(), self._carrier.bytes_carried, False
         try:
             if finishing or began >= self._all_files_due:
                 left = self._carrier.carry_once(finished=finishing)
                 self._journal.write_backlog(left)
                 self._all_files_due = monotonic() + max(FILES_SECONDS, LONGEST_SHARE * (monotonic() - began))
-                self.is_done = finishing and not left
+                is_done = finishing and not left
             else:
                 self._carrier.carry_growing()
         except Exception as error:
@@ -84,6 +84,7 @@ class CarrierThread:
         if self.trouble:
             log.info("remote_is_back")
         self.trouble, self._delay = "", RETRY_SECONDS[0]
+        self.is_done = is_done  # last: who waits for it finds no trouble of before
         return PIECES_SECONDS
 
     def _back_off(self, error: Exception) -> float:

@@ -13,6 +13,7 @@ Forking is safe only while the server has one thread and no CUDA context: it loo
 """
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -251,8 +252,10 @@ def serve(descriptor: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: no process waits for a supervisor
     line = socket.socket(fileno=descriptor)
     try:
+        gc.disable()  # nearly all that the imports make stays: collections would go through it again and again
         import workers.node.preload  # noqa: F401
 
+        gc.enable()
         plan: BoxPlan | None = pickle.loads(_receive_message(line)[0])  # noqa: S301  (the worker's own)
         _send_reply(line, *_check_ready())
         _serve_launches(line, plan)
