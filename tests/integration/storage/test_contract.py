@@ -12,6 +12,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def free_port() -> int:
 def _bucket(server: str) -> ObjectStorage:
     name = f"b{uuid.uuid4().hex}"
     urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT"), timeout=10).close()
-    options = {"endpoint": server, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    options: Any = {"endpoint": server, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
     return ObjectStorage(f"s3://{name}/shardyard", **options, virtual_hosted_style_request=False)
 
 
