@@ -4,9 +4,9 @@ A file that is appended to is a row of objects, `<path>/.segments/<where it begi
 removes them. Whoever appends knows the row it has made; only its first call lists it. A list may be behind: the object
 that would follow the last one listed is asked for by its name.
 
-Small segments are joined, from the end of the row, as soon as there are `MAX_SMALL` of them: the newest half, and what
-lies before it as long as that doubles at most. So a byte is written about log2(`SEGMENT_BYTES`) times at most, however
-slowly a file grows, and a row has few objects beside those of `SEGMENT_BYTES`.
+Small segments at the end of a row are joined: all of them when they have `SEGMENT_BYTES`, and as soon as there are
+`MAX_SMALL`, the newest half with what lies before it, as long as that doubles at most. So a byte is written about
+log2(`SEGMENT_BYTES`) times at most, however slowly a file grows, and a row has few objects.
 """
 
 import re
@@ -325,18 +325,20 @@ class ObjectStorage:
 
 
 def choose_joined(row: Sequence[Segment]) -> Sequence[Segment]:
-    """The segments at the end of a row that are to become one; none while there are few small ones."""
-    small = 0
-    while small < len(row) and _length(row[-1 - small]) < SEGMENT_BYTES:
-        small += 1
-    if small < MAX_SMALL:
+    """The segments at the end of a row that are to become one; none while they are few and small."""
+    count = total = 0
+    while count < len(row) and (size := _length(row[-1 - count])) < SEGMENT_BYTES:
+        count, total = count + 1, total + size
+    if count > 1 and total >= SEGMENT_BYTES:
+        return row[-count:]
+    if count < MAX_SMALL:
         return ()
-    count = MAX_SMALL // 2
-    size = sum(map(_length, row[-count:]))
-    while count < small and _length(row[-1 - count]) <= size < SEGMENT_BYTES:
-        size += _length(row[-1 - count])
-        count += 1
-    return row[-count:]
+    joined = MAX_SMALL // 2
+    total = sum(map(_length, row[-joined:]))
+    while joined < count and _length(row[-1 - joined]) <= total:
+        total += _length(row[-1 - joined])
+        joined += 1
+    return row[-joined:]
 
 
 def _length(segment: Segment) -> int:

@@ -320,3 +320,12 @@ def test_a_bucket_that_is_full_refuses_what_is_new_and_nothing_else(service: Buc
     made = create_token(service.client)  # its entry of the audit waits on the API's disk
     service.proxy.heal()
     assert created_tokens(service.client)[0] == made
+
+
+def test_a_node_that_would_bring_its_files_to_the_api_is_told_of_the_bucket(service: BucketService) -> None:
+    body = {"name": "host-a", "scopes": ["node"], "node": "host-a"}
+    token = service.client.post("/v1/tokens", json=body).raise_for_status().json()["token"]
+    headers = {"Authorization": f"Bearer {token}"}
+    answer = service.client.get("/v1/node/files/.shardyard-storage", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    assert "bucket" in answer.json()["detail"]
