@@ -181,9 +181,12 @@ class ObjectStorage:
         return [partial(self._range, path, start, min(size, start + CHUNK_BYTES)) for start in starts]
 
     def names(self, prefix: str) -> list[str]:
-        check_path(prefix)
+        """As the port says; of all that there is where `prefix` is empty."""
+        if prefix:
+            check_path(prefix)
         with _translated(prefix):
-            return sorted({_parse_key(str(meta["path"]))[0] for meta in self._listed(f"{prefix}/")})
+            listed = self._listed(f"{prefix}/" if prefix else "")
+            return sorted({_parse_key(str(meta["path"]))[0] for meta in listed})
 
     def remove(self, prefix: str) -> None:
         check_path(prefix)
@@ -320,7 +323,7 @@ class ObjectStorage:
         return bytes(obstore.get_range(self._store, key, start=start, end=end)) if start < end else b""
 
     def _listed(self, prefix: str) -> Iterator[Any]:
-        for batch in obstore.list(self._store, prefix=prefix):
+        for batch in obstore.list(self._store, prefix=prefix or None):
             yield from batch
 
 

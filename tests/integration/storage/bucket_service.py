@@ -53,8 +53,8 @@ class BucketService:
     remote: ObjectStorage
     control: RedisStore
     stack: ExitStack
-    api: Process = field(init=False)
-    client: httpx.Client = field(init=False)
+    api: Process = field(init=False, repr=False)
+    client: httpx.Client = field(init=False, repr=False)
 
     def start(self, name: str = "api", **settings: str) -> None:
         """Start an API, and have `client` ask that."""

@@ -4,10 +4,13 @@ import hashlib
 import io
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,7 +20,8 @@ from jobs.files import paths
 from jobs.store.client import connect
 from tests.integration.api.streams import Reader
 from tests.integration.api.test_process import until
-from tests.integration.storage.bucket_service import BucketService, CarriedAttempt, bucket_service
+from tests.integration.storage.bucket_service import URL, BucketService, CarriedAttempt, bucket_service
+from tests.support.servers.redis_server import running_redis
 from workers.carrier.fetching import fetch_bundle
 
 PARTS = ("", "/attempts", "/splits", "/logs", "/metrics", "/artifacts", "/artifacts/weights", "/artifacts/notes.txt")
@@ -329,3 +333,34 @@ def test_a_node_that_would_bring_its_files_to_the_api_is_told_of_the_bucket(serv
     answer = service.client.get("/v1/node/files/.shardyard-storage", headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert "bucket" in answer.json()["detail"]
+
+
+def run_command(*command: str) -> None:
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_a_back_up_of_the_service_is_restored_into_another_bucket(service: BucketService, tmp_path: Path) -> None:
+    job = service.finished(*(f"line {number}" for number in range(50))).job
+    first = answers(service.client, job)
+    bundle = upload(service, "backed up").raise_for_status().json()["id"]
+    create_token(service.client)
+    service.client.get("/v1/audit").raise_for_status()  # it is in the bucket now
+    command = [sys.executable, "-m", "shardyard"]
+    made = tmp_path / "made"
+    backup = [*command, "backup", str(made), "--redis-url", service.redis, "--storage", URL]
+    run_command(*backup)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
+    with running_redis(tmp_path) as redis:
+        restore = [*command, "restore", str(made), "--redis-url", redis, "--storage", f"{URL}-restored"]
+        run_command(*restore)
+        again = subprocess.run(restore, check=False, capture_output=True, timeout=120)
+        assert again.returncode != 0
+        restored = replace(service, redis=redis)
+        with restored.another("restored", STORAGE=f"{URL}-restored") as (_, client):
+            found = answers(client, job)
+            for part in found.keys() - {"", "/attempts", "/artifacts"}:
+                assert found[part] == first[part], part
+            assert client.get(f"/v1/bundles/{bundle}").status_code == 200
+            assert len(created_tokens(client)) >= 1
