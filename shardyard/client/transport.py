@@ -169,7 +169,9 @@ class BlockingTransport:
                     return _read_answer(self._http.request(**_request_arguments(call), content=body))
                 case OpenStep(call):
                     _close_streams(opened)
-                    response = self._http.send(self._http.build_request(**_request_arguments(call)), stream=True)
+                    request = self._http.build_request(**_request_arguments(call))
+                    # A large file may be in a bucket, which gets neither the token nor cookies.
+                    response = self._http.send(request, stream=True, follow_redirects=True)
                     opened.append((response, response.iter_bytes()))
                     if response.is_error:
                         response.read()
@@ -236,7 +238,8 @@ class AsyncTransport:
                     return _read_answer(await self._http.request(**_request_arguments(call), content=body))
                 case OpenStep(call):
                     await _aclose_streams(opened)
-                    response = await self._http.send(self._http.build_request(**_request_arguments(call)), stream=True)
+                    request = self._http.build_request(**_request_arguments(call))
+                    response = await self._http.send(request, stream=True, follow_redirects=True)
                     opened.append((response, response.aiter_bytes()))
                     if response.is_error:
                         await response.aread()

@@ -18,6 +18,8 @@ import pytest
 
 from jobs.files import paths
 from jobs.store.client import connect
+from shardyard.client import Client
+from tests.integration.api.conftest import ADMIN
 from tests.integration.api.streams import Reader
 from tests.integration.api.test_process import until
 from tests.integration.storage.bucket_service import URL, BucketService, CarriedAttempt, bucket_service
@@ -164,12 +166,14 @@ def test_a_download_may_be_a_range_and_only_that_is_fetched(service: BucketServi
 @pytest.mark.slow
 def test_large_artifacts_are_fetched_from_the_bucket_itself_where_that_is_set(service: BucketService) -> None:
     job = service.finished("line").job
-    with service.another("redirecting", REDIRECT_BYTES="1000") as (_, client):
+    with service.another("redirecting", REDIRECT_BYTES="1000") as (process, client):
         answer = client.get(f"/v1/jobs/{job}/artifacts/weights")
         assert answer.status_code == 307
         assert answer.headers["cache-control"] == "no-store"
         assert httpx.get(answer.headers["location"]).content == b"weights" * 1000
         assert client.get(f"/v1/jobs/{job}/artifacts/notes.txt").content == b"notes"
+        with Client(f"http://127.0.0.1:{process.port()}", ADMIN) as ours:
+            assert b"".join(ours.job(job).read("weights")) == b"weights" * 1000
 
 
 def test_checkpoints_are_listed_by_their_steps(service: BucketService, running: CarriedAttempt, tmp_path: Path) -> None:
