@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -33,9 +32,9 @@ from api.background.quota_recount import QuotaRecount
 from api.background.traces.config import open_trace_collector
 from api.bundles import routes as bundle_routes
 from api.bundles.service import BundleService
+from api.data.api_storage import ApiStorage, open_storage
 from api.data.change_notifier import ChangeNotifier
 from api.data.disk_guard import DiskGuard
-from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
 from api.data.memory_guard import MemoryGuard
@@ -89,7 +88,6 @@ from api.webhooks.mails import MailTransport, read_mail_settings
 from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sender import WebhookSender
 from api.webhooks.service import WebhookService
-from jobs.files import identity as storage_proof
 from jobs.files.audit_files import audit_dir
 from jobs.files.identity import StorageMismatch
 from jobs.files.service_disks import api_directories
@@ -112,6 +110,8 @@ WATCH_SECONDS = 1.0
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
+#: How long an entry of the audit stays on this host's disk alone, where the files are in a bucket.
+SEND_SECONDS = 5.0
 FILE_COUNT_SECONDS = 60.0
 TRACE_SECONDS = 5.0
 HISTORY_SECONDS = 2.0
@@ -177,9 +177,11 @@ def create_app(settings: Settings) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     problems.install_handlers(app)
-    audit_log = AuditLog(audit_dir(settings.storage.expanduser()))
+    storage = open_storage(settings)
+    audit_log = AuditLog(storage.audit)
     polls = StatusPollMiddleware(app.build_middleware_stack(), *job_routes.find_status_route())
     within = AuditMiddleware(polls, audit_log, RepeatGuard())
+    app.state.storage = storage
     app.state.audit_log, app.state.write_audit_repeats = audit_log, within.write_repeats
     app.middleware_stack = RequestLimitsMiddleware(within, allowed_hosts(settings), _body_limits(settings), monitoring)
     return app
@@ -199,17 +201,17 @@ async def _lifespan(
     hint_sender = CeleryHintSender(settings)
     reconciled = RedisStore.from_url(settings.control_url())
     scheduler = JobScheduler(reconciled, hint_sender, settings, listen=True)
-    storage = settings.storage.expanduser()
+    storage: ApiStorage = app.state.storage
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
     disks = DiskGuard(api_directories(settings), settings.reserve_bytes)
     memory = MemoryGuard(control)
-    bundles = BundleService(control, storage, settings.max_bundles_bytes, disks, memory)
+    bundles = BundleService(control, storage.root, settings.max_bundles_bytes, disks, memory, storage.files)
     services = _build_services(
         control,
         telemetry,
         authenticator,
         changes,
-        AttemptStorage(storage),
+        storage,
         bundles,
         SecretService(control, settings.secret_keys()),
         settings,
@@ -221,8 +223,7 @@ async def _lifespan(
     )
     targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
     mail = MailTransport(read_mail_settings(settings))
-    brought = AttemptStorage(storage)  # with threads of their own
-    services += (NodeFileService(control, brought, disks, settings),)
+    services += (NodeFileService(control, storage.for_readers(), disks, settings),)
     services += (WebhookService(control, settings.secret_keys(), targets, mail),)
     http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
     channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
@@ -245,13 +246,13 @@ async def _lifespan(
         asyncio.create_task(audit_retention.count_repeats(app.state.write_audit_repeats)),
         asyncio.create_task(
             sweep_storage(
-                partial(storage_proof.prove_storage, reconciled, storage),
+                partial(storage.prove, reconciled),
                 partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
                 (
                     *_periodic_sweeps(reconciled, storage, settings, lambda: bool(disks.low)),
                     PeriodicSweep(
                         "history",
-                        HistoryWatch(reconciled, storage, app.state.monitoring.count_history_loss).compare,
+                        HistoryWatch(reconciled, storage.root, app.state.monitoring.count_history_loss).compare,
                         HISTORY_SECONDS,
                     ),
                     *_trace_sweeps(reconciled, storage, collector),
@@ -278,6 +279,8 @@ async def _lifespan(
         app.state.write_audit_repeats(at_once=True)
         await asyncio.to_thread(app.state.audit_log.close)
         await sign_on.close()
+        await asyncio.to_thread(send_last, storage)
+        storage.close()
         reconciled.close()
         await telemetry.close()
         await control.close()
@@ -302,7 +305,7 @@ def _build_services(
     telemetry: TelemetryReader,
     authenticator: Authenticator,
     changes: ChangeNotifier,
-    storage: AttemptStorage,
+    opened: ApiStorage,
     bundles: BundleService,
     secrets: SecretService,
     settings: Settings,
@@ -313,6 +316,7 @@ def _build_services(
     *,
     traces_are_on: bool,
 ) -> tuple[object, ...]:
+    storage = opened.for_readers()
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
@@ -344,7 +348,7 @@ def _build_services(
         secrets,
         token_service,
         SessionService(control, authenticator, token_service),
-        AuditService(storage),
+        AuditService(storage, opened.send_unsent),
         QuotaService(control),
         JoinService(control, fleet, settings.join_file, settings.secret_keys()),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
@@ -383,40 +387,67 @@ class PeriodicSweep:
 
 
 def _periodic_sweeps(
-    control: RedisStore, storage: Path, settings: Settings, is_disk_low: Callable[[], bool]
+    control: RedisStore, storage: ApiStorage, settings: Settings, is_disk_low: Callable[[], bool]
 ) -> tuple[PeriodicSweep, ...]:
     days = (settings.retention_days, settings.archive_days)
     retention, archived = (number * 86_400 for number in days)
     idle = settings.bundle_hours * 3600
-    audited = audit_dir(storage)
+    root, files = storage.root, storage.files
+    audited = audit_dir(root)
     return (
-        PeriodicSweep("audit", partial(audit_retention.sweep_audit, audited, settings.audit_days), SWEEP_SECONDS),
+        *_bucket_sweeps(storage, is_disk_low),
+        PeriodicSweep(
+            "audit", partial(audit_retention.sweep_audit, audited, settings.audit_days, files), SWEEP_SECONDS
+        ),
         PeriodicSweep(
             "secrets", partial(secret_rotation.rotate_secrets, control, settings.secret_keys()), SWEEP_SECONDS
         ),
-        PeriodicSweep("node_drafts", partial(sweep_drafts, DirectoryStorage(storage)), SWEEP_SECONDS),
+        PeriodicSweep("node_drafts", partial(sweep_drafts, DirectoryStorage(root)), SWEEP_SECONDS),
         PeriodicSweep("quotas", QuotaRecount(control).recount, SWEEP_SECONDS),
-        PeriodicSweep("file_quotas", FileQuotaCount(control, storage).count, FILE_COUNT_SECONDS),
-        PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
+        PeriodicSweep("file_quotas", FileQuotaCount(control, root, files).count, FILE_COUNT_SECONDS),
+        PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, root, idle, files), _sweep_interval(idle)),
         PeriodicSweep(
             "idle_bundles",
-            partial(bundle_gc.sweep_on_low_disk, control, storage, idle, is_disk_low),
+            partial(bundle_gc.sweep_on_low_disk, control, root, idle, is_disk_low, files),
             LOW_DISK_SWEEP_SECONDS,
         ),
         PeriodicSweep(
             "jobs",
-            partial(retention_of_jobs.sweep_finished_jobs, control, storage, retention, archived),
+            partial(retention_of_jobs.sweep_finished_jobs, control, root, retention, archived, files=files),
             _sweep_interval(retention),
         ),
     )
 
 
-def _trace_sweeps(control: RedisStore, storage: Path, collector: "TraceCollector | None") -> tuple[PeriodicSweep, ...]:
+def _bucket_sweeps(storage: ApiStorage, is_disk_low: Callable[[], bool]) -> tuple[PeriodicSweep, ...]:
+    if storage.bucket is None:
+        return ()
+    return (
+        PeriodicSweep("unsent_files", storage.send_unsent, SEND_SECONDS),
+        PeriodicSweep("copies", partial(storage.make_room, is_disk_low), LOW_DISK_SWEEP_SECONDS),
+    )
+
+
+def send_last(storage: ApiStorage) -> None:
+    """Bring to the bucket what this process has written last; what cannot be, the next one brings."""
+    try:
+        storage.send_unsent()
+    except (Unavailable, OSError) as error:
+        log.warning("unsent_files_wait", error=str(error))
+
+
+def _trace_sweeps(
+    control: RedisStore, storage: ApiStorage, collector: "TraceCollector | None"
+) -> tuple[PeriodicSweep, ...]:
     if collector is None:
         return ()
     from api.background.traces.exporter import JobTraceExporter  # with the library, which may be missing
 
-    return (PeriodicSweep("traces", JobTraceExporter(control, storage, collector).send_ended, TRACE_SECONDS),)
+    return (
+        PeriodicSweep(
+            "traces", JobTraceExporter(control, storage.root, collector, files=storage.files).send_ended, TRACE_SECONDS
+        ),
+    )
 
 
 def _sweep_interval(kept: float) -> float:

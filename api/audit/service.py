@@ -1,6 +1,6 @@
 """The service of the audit: reads pages of it, for operators of all tenants, for other administrators of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,8 +29,10 @@ class AuditLines:
 
 
 class AuditService:
-    def __init__(self, storage: AttemptStorage) -> None:
+    def __init__(self, storage: AttemptStorage, send_unsent: Callable[[], None] = lambda: None) -> None:
+        """`send_unsent` brings what this process has written to the bucket, if there is one."""
         self._storage = storage
+        self._send_unsent = send_unsent
         self._directory = audit_files.audit_dir(storage.root)
 
     async def read_page(self, who: Principal, query: AuditQuery) -> AuditLines:
@@ -46,5 +48,12 @@ class AuditService:
             if query.tenant not in ("", who.tenant):
                 raise Forbidden("only operators may read the audit of another tenant")
             query = replace(query, tenant=who.tenant)
-        lines, following = await self._storage.run_in_thread(partial(audit_files.read_page, self._directory, query))
+        lines, following = await self._storage.fetch_in_thread(partial(self._read_page, query))
         return AuditLines(lines, following)
+
+    def _read_page(self, query: AuditQuery) -> tuple[list[bytes], str | None]:
+        bucket = self._storage.bucket
+        if bucket is None:
+            return audit_files.read_page(self._directory, query)
+        self._send_unsent()
+        return audit_files.read_page(self._directory, query, bucket.list_names, bucket.bring_rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from api.data.service_files import MOUNTED, ServiceFiles
 from jobs import store
 from jobs.files import paths
 from jobs.store import StoredBundle
@@ -28,39 +29,46 @@ _FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{32})\.zip")
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
-def sweep_bundles(control: RedisStore, storage: Path, idle_seconds: float) -> None:
+def sweep_bundles(control: RedisStore, storage: Path, idle_seconds: float, files: ServiceFiles = MOUNTED) -> None:
     """Remove bundles that were idle for so long, and strays.
 
     Raises:
         Unavailable: the control Redis does not answer.
-        OSError: a file cannot be removed.
+        OSError, StorageUnavailable: a file cannot be removed.
     """
     while removed := control.run(store.collect_bundles(idle_seconds, CHUNK)):
         for bundle in removed:
-            paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
+            files.remove(paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce))
             log.info("bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
-    old = [file for file in paths.bundles_dir(storage).glob("*/*") if _file_age(file, time.time()) > STRAY_SECONDS]
-    for draft in (file for file in old if _DRAFT.fullmatch(file.name)):
-        draft.unlink(missing_ok=True)
+    for draft in paths.bundles_dir(storage).glob("*/.*.part"):
+        if _DRAFT.fullmatch(draft.name) and _file_age(draft, time.time()) > STRAY_SECONDS:
+            draft.unlink(missing_ok=True)
+    old = files.list_older(paths.bundles_dir(storage), time.time() - STRAY_SECONDS)
     stored = [bundle for bundle in map(_parse_bundle_file, old) if bundle is not None]
     for start in range(0, len(stored), CHUNK):
-        _remove_strays(control, storage, stored[start : start + CHUNK])
+        _remove_strays(control, storage, stored[start : start + CHUNK], files)
 
 
-def sweep_on_low_disk(control: RedisStore, storage: Path, idle_seconds: float, is_low: Callable[[], bool]) -> None:
+def sweep_on_low_disk(
+    control: RedisStore,
+    storage: Path,
+    idle_seconds: float,
+    is_low: Callable[[], bool],
+    files: ServiceFiles = MOUNTED,
+) -> None:
     """The same on a disk that is low, where nothing waits that long: deleting jobs must make room.
 
     Raises: as `sweep_bundles`.
     """
     if is_low():
-        sweep_bundles(control, storage, min(idle_seconds, LOW_DISK_SECONDS))
+        sweep_bundles(control, storage, min(idle_seconds, LOW_DISK_SECONDS), files)
 
 
-def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBundle]) -> None:
+def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBundle], files: ServiceFiles) -> None:
     kept = control.run(store.are_current(stored))
     for bundle, is_kept in zip(stored, kept, strict=True):
         if not is_kept:
-            paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
+            files.remove(paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce))
             log.info("stray_bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
 
 

@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from api.data.disk_guard import DiskGuard
 from api.data.memory_guard import MemoryGuard
+from api.data.service_files import MOUNTED, ServiceFiles
 from api.http import audit
 from api.http.auth import Principal
 from api.http.tenant_slots import TenantSlots
@@ -31,7 +32,14 @@ from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.store import BundleRecord
 from jobs.store.client import AsyncRedisStore
 from jobs.support.fs import sync_directory
-from shardyard.contract.errors import BundleQuota, FieldError, InvalidSpec, NotFound, ShardyardError
+from shardyard.contract.errors import (
+    BundleQuota,
+    FieldError,
+    InvalidSpec,
+    NotFound,
+    ShardyardError,
+    StorageUnavailable,
+)
 from shardyard.contract.responses import BundleContents, BundleFileView, BundleView, at
 
 T = TypeVar("T")
@@ -62,10 +70,20 @@ class UploadedBundle:
 
 
 class BundleService:
-    def __init__(self, control: AsyncRedisStore, root: Path, quota: int, disks: DiskGuard, memory: MemoryGuard) -> None:
-        """`root` is the storage directory; `quota` is how many bytes all bundles of one tenant may have."""
+    def __init__(
+        self,
+        control: AsyncRedisStore,
+        root: Path,
+        quota: int,
+        disks: DiskGuard,
+        memory: MemoryGuard,
+        files: ServiceFiles = MOUNTED,
+    ) -> None:
+        """`root` is the storage directory, or that of copies of `files`; `quota` is how many bytes all bundles of one
+        tenant may have."""
         self._store = control
         self._root = root
+        self._files = files
         self._quota = quota
         self._disks = disks
         self._memory = memory
@@ -91,7 +109,9 @@ class BundleService:
             try:
                 bundle = await self._write_draft(body, draft)
                 record = await self._store.run(store.read_bundle(who.tenant, bundle))
-                if record is not None and await self._run_reader(self._bundle_path(who, record).exists):
+                if record is not None and await self._run_reader(
+                    partial(self._files.exists, self._bundle_path(who, record))
+                ):
                     return UploadedBundle(_bundle_view(record), created=False)
                 found = await self._run_writer(partial(bundles.inspect_bundle, draft))
                 created = await self._store_bundle(
@@ -133,8 +153,8 @@ class BundleService:
         nonce = await self._store.run(store.delete_bundle(who.tenant, bundle))
         audit.log_audit_event(who, "bundle_deleted", bundle=bundle)
         file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
-        with suppress(OSError):
-            await self._run_writer(partial(file.unlink, missing_ok=True))
+        with suppress(OSError, StorageUnavailable):
+            await self._run_writer(partial(self._files.remove, file))
 
     async def check_entrypoint(self, who: Principal, wanted: JobSpec) -> None:
         """Whether the program of a spec is in its bundle. Whether there is such a bundle at all, the submit asks, after
@@ -183,7 +203,7 @@ class BundleService:
     ) -> bool:
         """Give a draft its name and record it in the store; False when another upload of the same bytes was first."""
         file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
-        size = await self._run_writer(partial(_publish_draft, draft, file))
+        size = await self._run_writer(partial(self._publish_draft, draft, file))
         try:
             put = await self._store.run(
                 store.put_bundle(
@@ -198,10 +218,10 @@ class BundleService:
                 )
             )
         except BundleQuota:
-            await self._run_writer(file.unlink)
+            await self._run_writer(partial(self._files.remove, file))
             raise  # after an Unavailable the record may exist; if it does not, the file is swept later
         if put.nonce != nonce:
-            await self._run_writer(file.unlink)
+            await self._run_writer(partial(self._files.remove, file))
         return put.created
 
     async def _read_record(self, who: Principal, bundle: str) -> BundleRecord:
@@ -213,9 +233,24 @@ class BundleService:
     async def _inspect_file(self, who: Principal, record: BundleRecord) -> BundleListing | None:
         """None when the file is missing: it was removed from the storage directory by hand."""
         try:
-            return await self._run_reader(partial(bundles.list_contents, self._bundle_path(who, record)))
+            return await self._run_reader(partial(self._list_contents, self._bundle_path(who, record)))
         except FileNotFoundError:
             return None
+
+    def _list_contents(self, file: Path) -> BundleListing:
+        self._files.bring(file)
+        return bundles.list_contents(file)
+
+    def _publish_draft(self, draft: Path, file: Path) -> int:
+        """Rename, so that the name is on disk before it is recorded. Returns the size in bytes."""
+        draft.rename(file)
+        sync_directory(file.parent)
+        try:
+            self._files.publish(file)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        return file.stat().st_size
 
     def _bundle_path(self, who: Principal, record: BundleRecord) -> Path:
         return paths.bundle_file(self._root, who.tenant, record.id, record.nonce)
@@ -239,13 +274,6 @@ def _write_part(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: b
         left = left[file.write(left) :]
     if last:
         os.fsync(file.fileno())
-
-
-def _publish_draft(draft: Path, file: Path) -> int:
-    """Rename, so that the name is on disk before it is recorded. Returns the size in bytes."""
-    draft.rename(file)
-    sync_directory(file.parent)
-    return file.stat().st_size
 
 
 def _bundle_view(record: BundleRecord) -> BundleView:

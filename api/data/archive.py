@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from api.data.service_files import MOUNTED, ServiceFiles
 from jobs import store
 from jobs.files import paths
 from jobs.model.records import AttemptRecord, Fields, JobRecord
@@ -56,11 +57,12 @@ class ArchivedJob:
         return JobView(self.record, store.decode_spec_json(self.spec), None)
 
 
-def write_job(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
+def write_job(storage: Path, tenant: str, job: str, found: Snapshot, files: ServiceFiles = MOUNTED) -> None:
     """Put a job on disk: whole or not at all, safe from a power cut, and read back before this returns.
 
     Raises:
         OSError: the disk refuses, or gives back other bytes than it was given.
+        StorageUnavailable: the bucket does not take it.
         ValueError: a field of the job is no text.
     """
     file = _ArchiveFile(
@@ -82,17 +84,21 @@ def write_job(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
     sync_directory(path.parent)
     if path.read_bytes() != body:
         raise OSError(f"{path} does not hold what was written to it")
+    files.publish(path)
 
 
-def read_job(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
+def read_job(storage: Path, tenant: str, job: str, files: ServiceFiles = MOUNTED) -> ArchivedJob | None:
     """An archived job, or None.
 
     Raises:
         NotFound: there is one, but its file cannot be read.
         OSError: the disk refuses.
+        StorageUnavailable: the bucket does not answer.
     """
+    path = paths.archive_file(storage, tenant, job)
+    files.bring(path)
     try:
-        body = paths.archive_file(storage, tenant, job).read_bytes()
+        body = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
@@ -104,16 +110,19 @@ def read_job(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
         ) from error
 
 
-def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobRowPage:
-    """A page of archived jobs, newest first, as `store.list_jobs` gives of the others. Raises OSError."""
+def read_page(
+    storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, files: ServiceFiles = MOUNTED
+) -> JobRowPage:
+    """A page of archived jobs, newest first, as `store.list_jobs` gives of the others. Raises OSError, and
+    StorageUnavailable."""
     found: list[JobRecord] = []
     last = ""
-    for scanned, job in enumerate(_job_ids(storage, tenant, after)):
+    for scanned, job in enumerate(_job_ids(storage, tenant, after, limit, files)):
         if len(found) == limit or scanned == MAX_SCANNED:
             return JobRowPage(tuple(found), last)
         last = job
         try:
-            archived = read_job(storage, tenant, job)
+            archived = read_job(storage, tenant, job, files)
         except NotFound as error:
             log.warning("archive_not_read", job=job, tenant=tenant, error=error.message)
             continue
@@ -122,31 +131,31 @@ def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "",
     return JobRowPage(tuple(found), None)
 
 
-def find_ids(storage: Path, tenant: str, text: str, limit: int) -> list[str]:
+def find_ids(storage: Path, tenant: str, text: str, limit: int, files: ServiceFiles = MOUNTED) -> list[str]:
     """Ids of archived jobs that begin or end with a text, newest first, at most so many, and of the newest
-    `MAX_SEARCHED` jobs. Raises OSError."""
-    ids = itertools.islice(_job_ids(storage, tenant, ""), MAX_SEARCHED)
+    `MAX_SEARCHED` jobs. Raises OSError, StorageUnavailable."""
+    ids = itertools.islice(itertools.chain.from_iterable(_list_ids(storage, tenant, "", files)), MAX_SEARCHED)
     return list(itertools.islice((job for job in ids if job.startswith(text) or job.endswith(text)), limit))
 
 
-def oldest_jobs(storage: Path, before: float) -> Iterator[tuple[str, str, Path]]:
+def oldest_jobs(storage: Path, before: float, files: ServiceFiles = MOUNTED) -> Iterator[tuple[str, str, Path]]:
     """Archived jobs of all tenants, as (tenant, id, file), oldest directories first. None that was made after `before`
     (seconds since the epoch) is among them, and some that were made shortly before it may be missing."""
     last = f"{max(0, int(before * 1000)):012x}"  # ids begin with the time in milliseconds
-    for tenant in sorted(_list_directory(paths.archive_dir(storage))):
+    for tenant in sorted(files.list_names(paths.archive_dir(storage))):
         root = paths.tenant_archive(storage, tenant)
-        for directory in sorted(_list_directory(root)):
+        for directory in sorted(files.list_names(root)):
             if directory >= paths.archive_file(storage, tenant, last).parent.name:
                 break
             jobs = (
-                name.removesuffix(_SUFFIX) for name in sorted(_list_directory(root / directory)) if _is_record(name)
+                name.removesuffix(_SUFFIX) for name in sorted(files.list_names(root / directory)) if _is_record(name)
             )
             yield from ((tenant, job, paths.archive_file(storage, tenant, job)) for job in jobs)
 
 
-def remove_job(storage: Path, tenant: str, job: str) -> None:
-    """Remove the record of a job. Raises OSError; one that is not there is no error."""
-    paths.archive_file(storage, tenant, job).unlink(missing_ok=True)
+def remove_job(storage: Path, tenant: str, job: str, files: ServiceFiles = MOUNTED) -> None:
+    """Remove the record of a job. Raises OSError, StorageUnavailable; one that is not there is no error."""
+    files.remove(paths.archive_file(storage, tenant, job))
 
 
 def _decode_job(tenant: str, job: str, body: bytes) -> ArchivedJob:
@@ -165,22 +174,25 @@ def _decode_job(tenant: str, job: str, body: bytes) -> ArchivedJob:
     )
 
 
-def _job_ids(storage: Path, tenant: str, after: str) -> Iterator[str]:
-    """Ids of archived jobs, newest first, below `after` where that is given."""
+def _job_ids(storage: Path, tenant: str, after: str, limit: int, files: ServiceFiles) -> Iterator[str]:
+    """Ids of archived jobs, newest first, below `after` where that is given. Their files are brought so many at a time:
+    each takes a bucket as long as all of them."""
+    for found in _list_ids(storage, tenant, after, files):
+        for start in range(0, len(found), max(1, limit)):
+            part = found[start : start + max(1, limit)]
+            files.bring_all([paths.archive_file(storage, tenant, job) for job in part])
+            yield from part
+
+
+def _list_ids(storage: Path, tenant: str, after: str, files: ServiceFiles) -> Iterator[list[str]]:
+    """Ids of archived jobs by their directories, newest first, below `after` where that is given."""
     root = paths.tenant_archive(storage, tenant)
     first = paths.archive_file(storage, tenant, after).parent.name
-    for directory in sorted(_list_directory(root), reverse=True):
+    for directory in sorted(files.list_names(root), reverse=True):
         if after and directory > first:
             continue
-        ids = (name.removesuffix(_SUFFIX) for name in _list_directory(root / directory) if _is_record(name))
-        yield from sorted((job for job in ids if not after or job < after), reverse=True)
-
-
-def _list_directory(directory: Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        ids = (name.removesuffix(_SUFFIX) for name in files.list_names(root / directory) if _is_record(name))
+        yield sorted((job for job in ids if not after or job < after), reverse=True)
 
 
 def _is_record(name: str) -> bool:

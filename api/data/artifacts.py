@@ -6,6 +6,7 @@ is opened from the one above it, and nothing on the way may be a link.
 The checkpoints of a job belong to all its attempts. They are listed with each, as `checkpoints/step-<n>/...`.
 """
 
+import io
 import os
 import re
 import stat
@@ -25,7 +26,7 @@ _PARTS = (paths.report_file, paths.artifacts_dir, paths.user_files_dir, paths.pr
 #: What is offered, by its path below the attempt's directory; the rest is the service's own bookkeeping.
 OFFERED = tuple(part(Path()).name for part in _PARTS)
 #: Where a path is looked for that begins with none of these: the program's own name of a file is enough.
-_OWN_FILES = (paths.user_files_dir(Path()).name, paths.artifacts_dir(Path()).name)
+OWN_FILES = (paths.user_files_dir(Path()).name, paths.artifacts_dir(Path()).name)
 #: What checkpoints are listed below.
 CHECKPOINTS = paths.checkpoints_dir(Path(), "", "").name
 PROFILES = paths.profiles_dir(Path()).name
@@ -59,12 +60,14 @@ class RangeNotSatisfiable(ShardyardError):
 
 @dataclass(frozen=True, slots=True)
 class OpenArtifact:
-    """An open regular file. Whoever has it closes `file`. The tag changes whenever the file does."""
+    """An open regular file. Whoever has it closes `file`. The tag changes whenever the file does. `url`: where its
+    bytes are to be fetched; there are none in `file` then."""
 
-    file: BinaryIO
+    file: BinaryIO | io.RawIOBase
     name: str
     size: int
     tag: str
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +149,14 @@ def _walk_directory(
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 path = str(prefix / name)
-                yield ArtifactView(path, status.st_size, at(status.st_mtime_ns // 1000), _kind_of(path))
+                yield ArtifactView(path, status.st_size, at(status.st_mtime_ns // 1000), kind_of(path))
             elif stat.S_ISDIR(status.st_mode) and depth == 0:
                 yield None
             elif stat.S_ISDIR(status.st_mode):
                 yield from _walk_subdirectory(directory, name, prefix / name, depth - 1, turns)
 
 
-def _kind_of(path: str) -> Literal["file", "checkpoint", "profile", "report"]:
+def kind_of(path: str) -> Literal["file", "checkpoint", "profile", "report"]:
     if path == REPORT:
         return "report"
     if path.startswith(f"{PROFILES}/"):
@@ -184,24 +187,24 @@ def open_file(attempt: Path, path: str) -> OpenArtifact:
     """
     if path.split("/")[0] in (*OFFERED, CHECKPOINTS):
         return _open_listed(attempt, path)
-    for directory in _OWN_FILES:
+    for directory in OWN_FILES:
         with suppress(NotFound):
             return _open_listed(attempt, f"{directory}/{path}")
-    raise _no_such_artifact(path)
+    raise no_such_artifact(path)
 
 
 def _open_listed(attempt: Path, path: str) -> OpenArtifact:
     parts = path.split("/")
-    if not _is_plain(path, parts):
-        raise _no_such_artifact(path)
+    if not is_plain(path, parts):
+        raise no_such_artifact(path)
     top, below = attempt, parts
     if parts[0] == CHECKPOINTS:
         one = _checkpoints_by_name(attempt).get("/".join(parts[:2]))
         if one is None:
-            raise _no_such_artifact(path)
+            raise no_such_artifact(path)
         top, below = one.directory, parts[2:]
     if not below:
-        raise _no_such_artifact(path)
+        raise no_such_artifact(path)
     try:
         directory = _open_directory(top)
         for name in below[:-1]:
@@ -212,11 +215,11 @@ def _open_listed(attempt: Path, path: str) -> OpenArtifact:
         finally:
             os.close(directory)
     except OSError:
-        raise _no_such_artifact(path) from None
+        raise no_such_artifact(path) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise _no_such_artifact(path)
+        raise no_such_artifact(path)
     tag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
     return OpenArtifact(open(descriptor, "rb", buffering=0), parts[-1], status.st_size, tag)
 
@@ -238,7 +241,7 @@ def _open_directory(path: Path) -> int:
     return directory
 
 
-def _is_plain(path: str, parts: list[str]) -> bool:
+def is_plain(path: str, parts: list[str]) -> bool:
     ordinary = all(part not in ("", ".", "..") for part in parts)
     return (
         ordinary
@@ -257,7 +260,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _no_such_artifact(path: str) -> NotFound:
+def no_such_artifact(path: str) -> NotFound:
     return NotFound(f"this attempt has no artifact {path[:200]!r}; list the artifacts to see their names")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.data import archive
+from api.data.service_files import MOUNTED, ServiceFiles
 from jobs.files import log_file, log_page, metric_file, paths
 from jobs.files.log_file import CONTINUED, StreamName
 from jobs.support import fs
@@ -181,8 +182,8 @@ def require_plain_file(path: Path) -> Path:
     return path
 
 
-def remove_job(storage: Path, tenant: str, job: str) -> None:
-    """Remove everything that a job left, and its record where it is archived. Raises OSError; a job that left nothing
-    is no error."""
-    archive.remove_job(storage, tenant, job)
-    fs.remove_tree(paths.job_dir(storage, tenant, job))
+def remove_job(storage: Path, tenant: str, job: str, files: ServiceFiles = MOUNTED) -> None:
+    """Remove everything that a job left, and its record where it is archived. Raises OSError, StorageUnavailable; a job
+    that left nothing is no error."""
+    archive.remove_job(storage, tenant, job, files)
+    files.remove(paths.job_dir(storage, tenant, job))

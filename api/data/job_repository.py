@@ -47,9 +47,11 @@ class JobRepository:
             return await self._store.run(
                 store.list_jobs(tenant, chosen, after=after, limit=limit, max_queues=max_queues)
             )
-        read = partial(archive.read_page, self._storage.root, tenant, chosen, after=after, limit=limit)
-        return await self._storage.run_in_thread(read)
+        storage = self._storage
+        read = partial(archive.read_page, storage.root, tenant, chosen, after=after, limit=limit, files=storage.files)
+        return await storage.fetch_in_thread(read)
 
     async def read_archived(self, tenant: str, job: str) -> ArchivedJob | None:
         """Raises NotFound for one that cannot be read."""
-        return await self._storage.run_in_thread(partial(archive.read_job, self._storage.root, tenant, job))
+        storage = self._storage
+        return await storage.fetch_in_thread(partial(archive.read_job, storage.root, tenant, job, storage.files))

@@ -1,5 +1,6 @@
 """Windows of the newest lines and points of a running attempt, filled from the telemetry streams and from files."""
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from api.events import windows as batches_of
 from api.events.windows import BatchWindow, EventBatch, FilePart
 from jobs.files.frame_file import CorruptFrame
 from jobs.protocol import names
-from shardyard.contract.errors import NotFound
+from shardyard.contract.errors import NotFound, StorageUnavailable
 
 #: Text of all windows of a job, and of one at least.
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -104,7 +105,7 @@ class AttemptWindows:
 
     async def read_file(self, attempt: int, device: int, after: int, streams: LogStreams = ALL_STREAMS) -> FilePart:
         """Part of a device's lines, or of the points, for a reader behind the window. Raises NotFound, OSError."""
-        directory = self._directory(attempt)
+        directory = await self._bring(attempt, device)
         if device == POINTS:
             return await self._storage.run_in_thread(partial(batches_of.read_points, directory, attempt, after))
         read = partial(batches_of.read_lines, directory, attempt, device, after, streams)
@@ -112,14 +113,14 @@ class AttemptWindows:
 
     async def find_end(self, attempt: int, device: int) -> int:
         """The number of the last line, or point. Raises NotFound, OSError."""
-        directory = self._directory(attempt)
+        directory = await self._bring(attempt, device)
         if device == POINTS:
             return await self._storage.run_in_thread(partial(batches_of.newest_point, directory))
         return await self._storage.run_in_thread(partial(batches_of.newest_line, directory, device))
 
     async def find_tail(self, attempt: int, device: int, tail: int, streams: LogStreams) -> int:
         """The number of the line before a device's newest `tail` lines of these streams. Raises NotFound, OSError."""
-        directory = self._directory(attempt)
+        directory = await self._bring(attempt, device)
         return await self._storage.run_in_thread(partial(batches_of.line_before_tail, directory, device, tail, streams))
 
     async def _read_gap(self, attempt: int, device: int, after: int) -> tuple[int, list[EventBatch]]:
@@ -142,8 +143,18 @@ class AttemptWindows:
             return names.metric_stream(self._tenant, self._job, attempt)
         return names.log_stream(self._tenant, self._job, attempt, device)
 
-    def _directory(self, attempt: int) -> Path:
-        return self._storage.attempt_dir(self._tenant, self._job, attempt)
+    async def _bring(self, attempt: int, device: int) -> Path:
+        """The directory of an attempt, when it has a device's lines, or the points, as they are now. Raises OSError."""
+        directory = self._storage.attempt_dir(self._tenant, self._job, attempt)
+        is_over = self._is_over(attempt)
+        try:
+            if device == POINTS:
+                await self._storage.bring_metrics(directory, is_over=is_over)
+            else:
+                await self._storage.bring_logs(directory, [device], is_over=is_over)
+        except StorageUnavailable as error:  # readers try again, as after an error of a disk
+            raise OSError(errno.EIO, error.message) from error
+        return directory
 
 
 def _decode_entries(

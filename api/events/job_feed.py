@@ -27,11 +27,12 @@ from api.events.event_id import nonzero_checksum
 from api.events.report_events import ReportEvents, read_report_events
 from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
+from jobs.files import paths
 from jobs.model.records import JobRecord
 from jobs.model.state import TERMINAL, JobState
 from jobs.store import JobView
 from shardyard.contract import stream_events
-from shardyard.contract.errors import NotFound, Unavailable
+from shardyard.contract.errors import NotFound, StorageUnavailable, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -176,8 +177,9 @@ class JobFeed:
         if progress is not None:
             self.progress = _progress_event(record.attempt, msgspec.json.encode(progress))
         storage = self._sources.storage
-        with suppress(NotFound, OSError):
+        with suppress(NotFound, OSError, StorageUnavailable):
             directory = storage.attempt_dir(self.tenant, self.job, record.attempt)
+            await storage.bring_file(paths.report_file(directory))
             body = await storage.run_in_thread(partial(attempt_files.read_report, directory))
             if body is not None:
                 self.report = await self._read_report(record.attempt, body)

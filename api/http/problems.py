@@ -97,6 +97,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "secret_key_unusable": (503, "The keys of secrets cannot be used"),
     "format_mismatch": (503, "The control Redis belongs to another version"),
     "storage_low": (507, "Too little room on the service's disk"),
+    "storage_unavailable": (503, "The service's bucket does not answer"),
     "unavailable": (503, "Temporarily unavailable"),
     "internal_error": (500, "Internal error"),
 }

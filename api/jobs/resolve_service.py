@@ -100,12 +100,12 @@ class ResolveService:
         return page.jobs
 
     async def _find_archived(self, who: Principal, part: str, name: str) -> tuple[FoundJobs, Sequence[JobRow]]:
-        root, tenant, limit = self._storage.root, who.tenant, MAX_LISTED + 1
+        root, files, tenant, limit = self._storage.root, self._storage.files, who.tenant, MAX_LISTED + 1
         ids: list[str] = []
         if _PART_OF_ID.fullmatch(part):
-            ids = await self._storage.run_in_thread(partial(archive.find_ids, root, tenant, part, limit))
-        read = partial(archive.read_page, root, tenant, JobFilter(name=name), limit=limit)
-        page = await self._storage.run_in_thread(read)
+            ids = await self._storage.fetch_in_thread(partial(archive.find_ids, root, tenant, part, limit, files))
+        read = partial(archive.read_page, root, tenant, JobFilter(name=name), limit=limit, files=files)
+        page = await self._storage.fetch_in_thread(read)
         beginning = tuple(job for job in ids if job.startswith(part))
         return FoundJobs(beginning, tuple(job for job in ids if job not in beginning)), page.jobs
 

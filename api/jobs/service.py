@@ -351,7 +351,9 @@ class JobService:
             attempts = await self._delete_archived(who, job)
         audit.log_audit_event(who, "job_deleted", job=job)
         try:
-            await self._storage.run_in_thread(partial(attempt_files.remove_job, self._storage.root, who.tenant, job))
+            storage = self._storage
+            removal = partial(attempt_files.remove_job, storage.root, who.tenant, job, storage.files)
+            await storage.fetch_in_thread(removal)
             await self._telemetry.delete_job(who.tenant, job, attempts)
         except (Unavailable, OSError) as error:
             log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
@@ -368,13 +370,16 @@ class JobService:
 
     async def _delete_archived(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
         found = await self._records.read_archived(who.tenant, job)
-        if found is None and await self._storage.run_in_thread(self._storage.job_dir(who.tenant, job).exists):
+        if found is None and await self._storage.fetch_in_thread(partial(self._has_files, who, job)):
             return ()  # a delete that was cut off has left its files
         if found is None:
             raise NotFound(f"there is no job {job!r}")
         if found.key:
             await self._store.run(store.free_idempotency_key(who.tenant, found.key, job))
         return found.attempts
+
+    def _has_files(self, who: Principal, job: str) -> bool:
+        return bool(self._storage.files.list_names(self._storage.job_dir(who.tenant, job)))
 
     async def _refuse_while_held(self, who: Principal, job: str) -> None:
         fleet = await self._fleet.read_fleet(max_age=0)

@@ -38,6 +38,7 @@ from shardyard.contract.errors import (
     BodyTooLarge,
     Conflict,
     FieldError,
+    Forbidden,
     InvalidRequest,
     NotFound,
     ShardyardError,
@@ -222,6 +223,8 @@ class NodeFileService:
 
     @contextmanager
     def _request(self, who: Principal) -> Iterator[None]:
+        if self._threads.bucket is not None:
+            raise Forbidden("this service keeps its files in a bucket: name that in SHARDYARD_STORAGE of the node, too")
         if not self._slots.has_room(who.node):
             raise TooManyTransfers(f"node {who.node} has {SLOTS_OF_NODE} requests already, or the service all it takes")
         with self._slots.hold(who.node):

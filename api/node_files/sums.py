@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from api.background.file_quotas import count_bytes
+from api.data.service_files import MOUNTED
 from jobs.model.settings import Settings
 from shardyard.contract.errors import BodyTooLarge
 
@@ -91,7 +91,7 @@ class BroughtSums:
 
     async def _count(self, directory: PurePosixPath) -> _Sum:
         began = self._clock()
-        counted = await self._run(partial(count_bytes, self._root / directory))
+        counted = await self._run(partial(MOUNTED.count_bytes, self._root / directory))
         took = self._clock() - began
         found = _Sum(counted, began, began + max(COUNT_SECONDS, REST * took))
         self._sums[directory] = found

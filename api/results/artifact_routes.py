@@ -28,7 +28,7 @@ async def list_artifacts(who: Caller, results: ServiceDep, job: JobId, attempt: 
         "Download one of a job's files",
         content_of("application/octet-stream", BYTES),
         statuses=(200, 206),
-        without_body=(304,),
+        without_body=(304, 307),
         refuses=("range_not_satisfiable",),
     ),
 )

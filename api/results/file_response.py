@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import anyio.to_thread
 from fastapi import Request, Response
-from starlette.responses import StreamingResponse
+from starlette.responses import RedirectResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.data.artifacts import OpenArtifact, RangeNotSatisfiable, parse_range
@@ -16,11 +16,14 @@ CHUNK_BYTES = 256 * 1024
 
 
 def artifact_response(request: Request, artifact: OpenArtifact, range_header: str) -> Response:
-    """200, 206, 304 or 416. The file is closed when the answer is over, or at once where it has no body of the file."""
+    """200, 206, 304, 307 or 416. The file is closed when the answer is over, or at once where that has none of it."""
     headers = {"ETag": artifact.tag, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
     if responses.matches_tag(request, artifact.tag):
         artifact.file.close()
         return Response(status_code=304, headers=headers)
+    if artifact.url:
+        artifact.file.close()
+        return RedirectResponse(artifact.url, 307, headers | {"Cache-Control": "no-store"})
     same = request.headers.get("if-range", artifact.tag) == artifact.tag
     try:
         wanted = parse_range(range_header, artifact.size) if same else None

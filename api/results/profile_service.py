@@ -57,6 +57,7 @@ class ProfileService:
             raise NotFound(f"job {job} has no attempt {number}")
         asked = await self._store.run(store.read_profile(AttemptId(who.tenant, job, chosen.number)))
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        await self._storage.bring_profiles(directory)
         found = await self._storage.run_in_thread(partial(profiles.list_profiles, directory))
         if asked is None:
             return ProfileList(found)

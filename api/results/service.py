@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from api.data import artifacts, attempt_files, hardware_series
+from api.data import attempt_files, hardware_series
 from api.data.artifacts import OpenArtifact
 from api.data.attempt_files import LogQuery, SeriesQuery
 from api.data.file_threads import AttemptStorage
@@ -20,6 +20,7 @@ from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
 from api.schemas.views import HIDDEN
+from jobs.files import paths
 from jobs.model.records import AttemptRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import AttemptState
@@ -169,7 +170,7 @@ class ResultService:
         if chosen is None:
             return ArtifactList(artifacts=[])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
-        found = await self._storage.run_in_thread(partial(artifacts.list_artifacts, directory))
+        found = await self._storage.list_artifacts(directory)
         return ArtifactList(
             attempt=chosen.number, artifacts=found.artifacts, truncated=found.truncated, left_out=found.left_out
         )
@@ -184,7 +185,7 @@ class ResultService:
         if chosen is None:
             raise NotFound(f"job {job} has not started, so it has no artifacts")
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
-        return await self._storage.run_in_thread(partial(artifacts.open_file, directory, path))
+        return await self._storage.open_artifact(directory, path)
 
     async def read_logs(self, who: Principal, job: str, attempt: int | None, cursor: str, query: LogQuery) -> LogPage:
         """A page of lines. `attempt` is the cursor's, else the newest; the streams are the query's, else those that
@@ -220,6 +221,7 @@ class ResultService:
         devices = _chosen_devices(chosen, query.device)
         seen = position.seen if position is not None else {}
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        await self._storage.bring_logs(directory, devices, is_over=chosen.state is AttemptState.ENDED)
         found = await self._storage.run_in_thread(partial(attempt_files.read_logs, directory, devices, seen, query))
         over = found.sealed or chosen.state is AttemptState.ENDED
         return LogPage(
@@ -245,6 +247,7 @@ class ResultService:
         if chosen is None:
             return MetricList(series=[])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        await self._storage.bring_metrics(directory, is_over=chosen.state is AttemptState.ENDED)
         read = partial(attempt_files.read_metrics, directory, query)
         return MetricList(attempt=chosen.number, series=await self._storage.run_in_thread(read))
 
@@ -254,7 +257,9 @@ class ResultService:
         if chosen is None:
             return MetricList(series=[])
         read_running = partial(self._telemetry.read_samples, who.tenant, job, chosen.number)
-        body = await self._read_stored(who, job, chosen, hardware_series.read_samples, read_running)
+        body = await self._read_stored(
+            who, job, chosen, paths.hardware_file, hardware_series.read_samples, read_running
+        )
         if body is None:
             return MetricList(attempt=chosen.number, series=[])
         try:
@@ -282,7 +287,7 @@ class ResultService:
         if chosen is None:
             raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
         read_running = partial(self._telemetry.read_report, who.tenant, job, chosen.number)
-        body = await self._read_stored(who, job, chosen, attempt_files.read_report, read_running)
+        body = await self._read_stored(who, job, chosen, paths.report_file, attempt_files.read_report, read_running)
         if body is None:
             raise NotFound(_no_report(job, chosen))
         return chosen, body
@@ -292,12 +297,14 @@ class ResultService:
         who: Principal,
         job: str,
         attempt: AttemptRecord,
+        file_of: Callable[[Path], Path],
         read_file: Callable[[Path], bytes | None],
         read_running: Callable[[], Awaitable[bytes | None]],
     ) -> bytes | None:
         """From the file of an attempt that has ended, else from the telemetry Redis, else from the file."""
         directory = self._storage.attempt_dir(who.tenant, job, attempt.number)
         if attempt.state is AttemptState.ENDED:
+            await self._storage.bring_file(file_of(directory))
             stored = await self._storage.run_in_thread(partial(read_file, directory))
             if stored is not None:
                 return stored
@@ -308,6 +315,7 @@ class ResultService:
                 return body
         except Unavailable as error:
             unavailable = error
+        await self._storage.bring_file(file_of(directory))
         stored = await self._storage.run_in_thread(partial(read_file, directory))
         if stored is None and unavailable is not None:
             raise unavailable

@@ -8,10 +8,10 @@ several processes are merged by it. `start` is the id of the first line.
 """
 
 import heapq
+import os
 import re
-import shutil
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -84,14 +84,29 @@ class _Search:
     lines: list[bytes] = field(default_factory=list)
 
 
-def read_page(directory: Path, query: AuditQuery) -> tuple[list[bytes], str | None]:
-    """Lines that the query is for, and the id after which the next page begins; None: those were all.
+def list_names(directory: Path) -> list[str]:
+    """Names in a directory; none where there is none. Raises OSError."""
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def read_page(
+    directory: Path,
+    query: AuditQuery,
+    names: Callable[[Path], list[str]] = list_names,
+    bring: Callable[[Path], None] = lambda _: None,
+) -> tuple[list[bytes], str | None]:
+    """Lines that the query is for, and the id after which the next page begins; None: those were all. `names` lists a
+    directory, and `bring` has the files of a day here before they are read.
 
     Raises:
         OSError: the storage does not answer.
     """
     search = _Search(query)
-    for day in _days(directory, query):
+    for day in _days(names(directory), query):
+        bring(directory / day)
         for line in heapq.merge(*_chains(directory / day, search), key=_id_of, reverse=not query.oldest_first):
             search.last = id_of(line)
             entry = _decode(line)
@@ -102,27 +117,17 @@ def read_page(directory: Path, query: AuditQuery) -> tuple[list[bytes], str | No
     return search.lines, None
 
 
-def remove_old_days(directory: Path, days: float, now: int) -> int:
-    """Remove entries that are older than so many days, by whole days; how many days went."""
+def choose_old_days(names: Iterable[str], days: float, now: int) -> list[str]:
+    """Which of these directories have entries that are older than so many days, by whole days."""
     oldest = day_of(now - int(timedelta(days=days) / timedelta(microseconds=1)))
-    old = [day for day in _all_days(directory) if day < oldest]
-    for day in old:
-        shutil.rmtree(directory / day, ignore_errors=True)
-    return len(old)
+    return [name for name in names if _DAY.fullmatch(name) and name < oldest]
 
 
-def _days(directory: Path, query: AuditQuery) -> list[str]:
+def _days(names: Iterable[str], query: AuditQuery) -> list[str]:
     low, high = query.bounds()
     first, last = day_of(int(low[:16])), day_of(min(int(high[:16]), 253_402_300_799_000_000))
-    days = sorted(day for day in _all_days(directory) if first <= day <= last)
+    days = sorted(name for name in names if _DAY.fullmatch(name) and first <= name <= last)
     return days if query.oldest_first else days[::-1]
-
-
-def _all_days(directory: Path) -> list[str]:
-    try:
-        return [entry.name for entry in directory.iterdir() if _DAY.fullmatch(entry.name)]
-    except FileNotFoundError:
-        return []
 
 
 def _chains(day: Path, search: _Search) -> list[Iterator[bytes]]:

@@ -82,8 +82,23 @@ class Settings(BaseSettings):
     )
     storage: Path = Field(
         Path("~/.local/share/shardyard/storage"),
-        description="directory that the API and all nodes share: logs, reports, artifacts, bundles. On a node that "
-        "mounts none: service, s3://bucket/prefix or file:///directory, to which its files are carried",
+        description="directory that the API and all nodes share: logs, reports, artifacts, bundles. Or, the same for "
+        "all, a bucket: s3://bucket/prefix. On a node that has neither: service, or file:///directory, to which its "
+        "files are carried",
+    )
+    cache_bytes: int = Field(
+        10_737_418_240,
+        ge=64 * 1024**2,
+        le=2**53,
+        description="where the API keeps its files in a bucket: what copies of them may take below its "
+        "SHARDYARD_STATE_DIR",
+    )
+    redirect_bytes: int = Field(
+        0,
+        ge=0,
+        le=2**53,
+        description="where the API keeps its files in a bucket: artifacts of more are fetched there, by a URL that is "
+        "valid for ten minutes; 0: all come through the API",
     )
     url: str = Field("", max_length=500, description="on a node with SHARDYARD_STORAGE=service: URL of the API")
     node_token: SecretStr | None = Field(

@@ -23,6 +23,7 @@ from jobs.storage.remote import (
     RemoteUnavailable,
     UnknownFile,
     check_path,
+    read_in_turn,
 )
 from jobs.support.fs import remove_tree
 
@@ -34,6 +35,8 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 class DirectoryStorage:
     """RemoteStorage in a directory of this host."""
+
+    append_seconds = 0.0
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -121,6 +124,9 @@ class DirectoryStorage:
     def read(self, path: str, offset: int, limit: int) -> bytes:
         with self._opened(path) as file:
             return os.pread(file, min(limit, CHUNK_BYTES), offset)
+
+    def read_parts(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        return read_in_turn(self, path, offset)
 
     def names(self, prefix: str) -> list[str]:
         top = self._root / check_path(prefix)

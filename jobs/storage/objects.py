@@ -1,14 +1,23 @@
 """A bucket as remote storage: any that speaks S3, by obstore.
 
 A file that is appended to is a row of objects, `<path>/.segments/<where it begins>`, until it is put whole, which
-removes them. Whoever appends or reads knows what it has seen of a row; only the first call of a process lists it.
+removes them. Whoever appends knows the row it has made; only its first call lists it. A list may be behind: the object
+that would follow the last one listed is asked for by its name.
+
+Small segments at the end of a row are joined: all of them when they have `SEGMENT_BYTES`, and as soon as there are
+`MAX_SMALL`, the newest half with what lies before it, as long as that doubles at most. So a byte is written about
+log2(`SEGMENT_BYTES`) times at most, however slowly a file grows, and a row has few objects.
 """
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +30,7 @@ from jobs.storage.remote import (
     DigestMismatch,
     OffsetMismatch,
     RemoteError,
+    RemoteFull,
     RemoteRefused,
     RemoteUnavailable,
     UnknownFile,
@@ -35,24 +45,57 @@ if TYPE_CHECKING:
 REQUEST_SECONDS, CONNECT_SECONDS, RETRY_SECONDS = 60, 10, 30
 #: Rows of segments that a process remembers.
 KNOWN_ROWS = 4096
+#: What segments are joined to, and how many smaller ones a row has at most.
+SEGMENT_BYTES, MAX_SMALL = 4 * 1024 * 1024, 64
+#: Requests at a time for parts of one file.
+PARTS_AT_ONCE = 8
 _SEGMENTS = "/.segments/"
+_SEGMENT = re.compile(r"(.+)/\.segments/(\d{20})")
+#: How servers say that they have no room: a status, and codes of several makers.
+_FULL = ("507 Insufficient", "StorageFull", "QuotaExceeded", "InsufficientStorage")
+#: How servers say that they put no object on a condition.
+_UNCONDITIONAL = ("501 Not Implemented", "NotImplemented")
+
+#: Where a segment begins and ends in its file.
+Segment = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """A file of the bucket. The tag changes whenever a whole file does; it is "" where the file is still appended
+    to."""
+
+    path: str
+    bytes: int
+    modified: float  # seconds since the epoch
+    tag: str = ""
 
 
 class ObjectStorage:
     """RemoteStorage below a prefix of a bucket. May be used by several threads."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    #: Each piece is an object of its own, and readers have the telemetry Redis for what is newer.
+    append_seconds = 60.0
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        request_seconds: float = REQUEST_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+        **options: Any,
+    ) -> None:
         """`url`: `s3://bucket/prefix`. Credentials, region and endpoint come from variables `AWS_...`, or `options`.
 
         Raises:
             ValueError: it is no such URL, or what it needs is not set.
         """
         settings: ClientConfig = {
-            "timeout": f"{REQUEST_SECONDS}s",
-            "connect_timeout": f"{CONNECT_SECONDS}s",
+            "timeout": f"{request_seconds}s",
+            "connect_timeout": f"{min(CONNECT_SECONDS, request_seconds)}s",
             "allow_http": True,
         }
-        retry: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+        retry: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=retry_seconds)}
         try:
             self._store = S3Store.from_url(url, client_options=settings, retry_config=retry, **options)
         except exceptions.BaseError as error:
@@ -65,14 +108,34 @@ class ObjectStorage:
         if len(data) > CHUNK_BYTES:
             raise ValueError(f"at most {CHUNK_BYTES} bytes are appended at a time")
         with _translated(path):
-            end = self._end_of_row(path)
-            known = end - offset
-            if known < 0 or self._read_row(path, offset, min(known, len(data))) != data[: max(0, known)]:
-                raise OffsetMismatch(path, offset, end)
-            rest = data[known:]
-            if rest:
-                obstore.put(self._store, _segment(path, end), rest)
-                self._note(path, (end, end + len(rest)))
+            while True:
+                end = self._end_of_row(path)
+                known = end - offset
+                if known < 0 or self._read_row(path, offset, min(known, len(data))) != data[: max(0, known)]:
+                    raise OffsetMismatch(path, offset, end)
+                rest = data[known:]
+                if not rest:
+                    return
+                if self._put_segment(path, end, rest):
+                    break
+                self._row(path, fresh=True)  # another process, or an answer of ours that was lost
+            self._note(path, (end, end + len(rest)))
+            self._join_small(path)
+
+    def _put_segment(self, path: str, begins: int, data: bytes) -> bool:
+        """False: another process has begun the file. The first segment decides that, so that files of two never mix."""
+        key = _segment(path, begins)
+        if not begins:
+            try:
+                obstore.put(self._store, key, data, mode="create")
+                return True
+            except exceptions.AlreadyExistsError:
+                return False
+            except exceptions.BaseError as error:
+                if not any(sign in str(error) for sign in _UNCONDITIONAL):
+                    raise
+        obstore.put(self._store, key, data)
+        return True
 
     def put(self, path: str, file: Path, digest: str) -> None:
         check_path(path)
@@ -83,13 +146,8 @@ class ObjectStorage:
             self._drop_row(path)
 
     def size(self, path: str) -> int | None:
-        check_path(path)
-        with _translated(path):
-            try:
-                return int(obstore.head(self._store, path)["size"])
-            except FileNotFoundError:
-                row = self._row(path, fresh=True)
-                return row[-1][1] if row else None
+        found = self.find(path)
+        return None if found is None else found.bytes
 
     def read(self, path: str, offset: int, limit: int) -> bytes:
         check_path(path)
@@ -103,20 +161,98 @@ class ObjectStorage:
                 return self._read_row(path, offset, limit)
             return self._range(path, offset, min(size, offset + limit))
 
+    def read_parts(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        """As the port says; several parts are on their way at a time."""
+        check_path(path)
+        with _translated(path), ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+            for parts in _batches(self._parts(path, offset), PARTS_AT_ONCE):
+                yield from pool.map(_call, parts)
+
+    def _parts(self, path: str, offset: int) -> list["partial[bytes]"]:
+        try:
+            size = int(obstore.head(self._store, path)["size"])
+        except FileNotFoundError:
+            row = self._row(path, fresh=True)
+            if not row:
+                raise
+            left = [(max(0, offset - begins), _length((begins, ends)), begins) for begins, ends in row if ends > offset]
+            return [partial(self._range, _segment(path, begins), start, end) for start, end, begins in left]
+        starts = range(offset, size, CHUNK_BYTES)
+        return [partial(self._range, path, start, min(size, start + CHUNK_BYTES)) for start in starts]
+
     def names(self, prefix: str) -> list[str]:
-        check_path(prefix)
+        """As the port says; of all that there is where `prefix` is empty."""
+        if prefix:
+            check_path(prefix)
         with _translated(prefix):
-            return sorted({key.partition(_SEGMENTS)[0] for key in self._keys(f"{prefix}/")})
+            listed = self._listed(f"{prefix}/" if prefix else "")
+            return sorted({_parse_key(str(meta["path"]))[0] for meta in listed})
 
     def remove(self, prefix: str) -> None:
         check_path(prefix)
         with _translated(prefix):
-            keys = [prefix, *self._keys(f"{prefix}/")]
+            keys = [prefix, *(str(meta["path"]) for meta in self._listed(f"{prefix}/"))]
             for start in range(0, len(keys), 1000):
                 _delete(self._store, keys[start : start + 1000])
         with self._lock:
             for path in [one for one in self._rows if one == prefix or one.startswith(f"{prefix}/")]:
                 del self._rows[path]
+
+    # -- for whoever reads much of it, as the API does -------------------------------------------------
+
+    def find(self, path: str) -> StoredObject | None:
+        """A file, whole or still appended to. Raises RemoteError."""
+        check_path(path)
+        with _translated(path):
+            try:
+                return _stored_object(obstore.head(self._store, path))
+            except FileNotFoundError:
+                row = self._row(path, fresh=True)
+                return StoredObject(path, row[-1][1], 0.0) if row else None
+
+    def read_range(self, path: str, start: int, end: int, tag: str) -> bytes:
+        """Bytes of a whole file. Raises UnknownFile where it is another one by now, RemoteError."""
+        with _translated(path):
+            try:
+                options: Any = {"range": (start, end), "if_match": tag}
+                return bytes(obstore.get(self._store, path, options=options).bytes()) if start < end else b""
+            except exceptions.PreconditionError as error:
+                raise UnknownFile(f"{path} has been replaced") from error
+
+    def list_files(self, prefix: str) -> Iterator[StoredObject]:
+        """The files below a directory, sorted by path: those that are put whole, and rows. Raises RemoteError."""
+        check_path(prefix)
+        with _translated(prefix):
+            last = StoredObject("", 0, 0.0)
+            for meta in self._listed(f"{prefix}/"):
+                path, begins = _parse_key(str(meta["path"]))
+                if path == last.path and last.tag:
+                    continue  # what a crash has left of its row
+                if path != last.path:
+                    if last.bytes or last.tag:
+                        yield last
+                    last = StoredObject(path, 0, 0.0)
+                before = last.bytes
+                if begins is None:
+                    last = _stored_object(meta)
+                elif begins == before:
+                    last = StoredObject(path, before + int(meta["size"]), meta["last_modified"].timestamp())
+            if last.bytes or last.tag:
+                yield last
+
+    def list_names(self, prefix: str) -> list[str]:
+        """Names of files and directories in a directory. Raises RemoteError."""
+        check_path(prefix)
+        with _translated(prefix):
+            found = obstore.list_with_delimiter(self._store, prefix=f"{prefix}/")
+            paths = [*map(str, found["common_prefixes"]), *(str(meta["path"]) for meta in found["objects"])]
+            return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
+
+    def sign(self, path: str, lifetime: timedelta) -> str:
+        """A URL that whoever has it may read a whole file by, for a time. Raises RemoteError."""
+        check_path(path)
+        with _translated(path):
+            return str(obstore.sign(self._store, "GET", path, lifetime))
 
     # -- rows of segments ------------------------------------------------------------------------------
 
@@ -124,19 +260,21 @@ class ObjectStorage:
         row = self._row(path)
         return row[-1][1] if row else 0
 
-    def _row(self, path: str, *, fresh: bool = False) -> list[tuple[int, int]]:
-        """The segments of a path without a gap. `fresh`: also those that another process has added."""
+    def _row(self, path: str, *, fresh: bool = False) -> list[Segment]:
+        """The segments of a path without a gap. `fresh`: as they are now, whoever has added or joined some."""
         with self._lock:
             row = self._rows.get(path)
         if row is not None and not fresh:
             return row
-        known = list(row or [])
-        after = _segment(path, known[-1][0]) if known else None
-        for batch in obstore.list(self._store, prefix=f"{path}{_SEGMENTS}", offset=after):
-            for meta in sorted(batch, key=lambda one: str(one["path"])):
-                begins = int(str(meta["path"]).rpartition("/")[2])
-                if begins == (known[-1][1] if known else 0):
-                    known.append((begins, begins + int(meta["size"])))
+        known: list[Segment] = []
+        for meta in sorted(self._listed(f"{path}{_SEGMENTS}"), key=lambda one: str(one["path"])):
+            begins = int(str(meta["path"]).rpartition("/")[2])
+            if begins == (known[-1][1] if known else 0):
+                known.append((begins, begins + int(meta["size"])))
+        with suppress(FileNotFoundError):
+            while known:  # a list may be behind
+                end = known[-1][1]
+                known.append((end, end + int(obstore.head(self._store, _segment(path, end))["size"])))
         with self._lock:
             self._rows[path] = known
             self._rows.move_to_end(path)
@@ -144,35 +282,93 @@ class ObjectStorage:
                 self._rows.popitem(last=False)
         return known
 
-    def _note(self, path: str, segment: tuple[int, int]) -> None:
+    def _note(self, path: str, segment: Segment) -> None:
         with self._lock:
             self._rows.setdefault(path, []).append(segment)
 
     def _read_row(self, path: str, offset: int, limit: int) -> bytes:
-        found = b""
-        for begins, ends in self._row(path):
+        return self._read_segments(path, self._row(path), offset, limit)
+
+    def _read_segments(self, path: str, row: Sequence[Segment], offset: int, limit: int) -> bytes:
+        wanted = []
+        for begins, ends in row:
             first, last = max(begins, offset), min(ends, offset + limit)
             if first < last:
-                found += self._range(_segment(path, begins), first - begins, last - begins)
-        return found
+                wanted.append(partial(self._range, _segment(path, begins), first - begins, last - begins))
+        if len(wanted) < 2:
+            return b"".join(part() for part in wanted)
+        with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+            return b"".join(pool.map(_call, wanted))
+
+    def _join_small(self, path: str) -> None:
+        """Make one segment of many at the end of a row. It takes the place of the first of them, and is there before
+        the others go, so a reader finds the row without a gap; what a crash leaves of the others is no part of it."""
+        row = self._row(path)
+        joined = choose_joined(row)
+        if not joined:
+            return
+        begins, ends = joined[0][0], joined[-1][1]
+        obstore.put(self._store, _segment(path, begins), self._read_segments(path, joined, begins, ends - begins))
+        _delete(self._store, [_segment(path, one) for one, _ in joined[1:]])
+        with self._lock:
+            self._rows[path] = [*row[: -len(joined)], (begins, ends)]
 
     def _drop_row(self, path: str) -> None:
-        row = self._row(path, fresh=True)
-        _delete(self._store, [_segment(path, begins) for begins, _ in row])
+        """Remove all segments, also those that a crash has left beside the row."""
+        _delete(self._store, [str(meta["path"]) for meta in self._listed(f"{path}{_SEGMENTS}")])
         with self._lock:
             self._rows.pop(path, None)
 
     def _range(self, key: str, start: int, end: int) -> bytes:
         return bytes(obstore.get_range(self._store, key, start=start, end=end)) if start < end else b""
 
-    def _keys(self, prefix: str) -> Iterator[str]:
-        for batch in obstore.list(self._store, prefix=prefix):
-            for meta in batch:
-                yield str(meta["path"])
+    def _listed(self, prefix: str) -> Iterator[Any]:
+        for batch in obstore.list(self._store, prefix=prefix or None):
+            yield from batch
+
+
+def choose_joined(row: Sequence[Segment]) -> Sequence[Segment]:
+    """The segments at the end of a row that are to become one; none while they are few and small."""
+    count = total = 0
+    while count < len(row) and (size := _length(row[-1 - count])) < SEGMENT_BYTES:
+        count, total = count + 1, total + size
+    if count > 1 and total >= SEGMENT_BYTES:
+        return row[-count:]
+    if count < MAX_SMALL:
+        return ()
+    joined = MAX_SMALL // 2
+    total = sum(map(_length, row[-joined:]))
+    while joined < count and _length(row[-1 - joined]) <= total:
+        total += _length(row[-1 - joined])
+        joined += 1
+    return row[-joined:]
+
+
+def _length(segment: Segment) -> int:
+    return segment[1] - segment[0]
+
+
+def _stored_object(meta: Any) -> StoredObject:
+    modified = meta["last_modified"].timestamp()
+    return StoredObject(str(meta["path"]), int(meta["size"]), modified, str(meta["e_tag"] or ""))
+
+
+def _batches(parts: Sequence["partial[bytes]"], most: int) -> Iterator[Sequence["partial[bytes]"]]:
+    return (parts[start : start + most] for start in range(0, len(parts), most))
+
+
+def _call(part: "partial[bytes]") -> bytes:
+    return part()
 
 
 def _segment(path: str, begins: int) -> str:
     return f"{path}{_SEGMENTS}{begins:020}"
+
+
+def _parse_key(key: str) -> tuple[str, int | None]:
+    """The file that an object is of, and where it begins there; None: it is the file."""
+    match = _SEGMENT.fullmatch(key)
+    return (key, None) if match is None else (match[1], int(match[2]))
 
 
 def _delete(store: S3Store, keys: list[str]) -> None:
@@ -193,6 +389,8 @@ def _translated(path: str) -> Iterator[None]:
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         raise RemoteRefused(f"{path}: {error}") from error
     except exceptions.GenericError as error:
-        raise RemoteUnavailable(f"{path}: {error}") from error
+        text = str(error)
+        kind = RemoteFull if any(sign in text for sign in _FULL) else RemoteUnavailable
+        raise kind(f"{path}: {text}") from error
     except exceptions.BaseError as error:
         raise RemoteError(f"{path}: {error}") from error

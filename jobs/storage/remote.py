@@ -5,6 +5,7 @@ it is, or put whole: no call changes bytes that another one has stored.
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -55,7 +56,11 @@ class RemoteStorage(Protocol):
     """Every call has a deadline of its own, and may be repeated: what has been done is not done twice.
 
     All raise RemoteUnavailable, RemoteRefused, and ValueError for a path that cannot be one (`check_path`).
+    `append_seconds`: how long what a file has grown by is best left alone, unless it is much; 0 where appending is
+    cheap.
     """
+
+    append_seconds: float
 
     def append(self, path: str, offset: int, data: bytes) -> None:
         """Have `data`, at most `CHUNK_BYTES`, follow the first `offset` bytes of a file, which is made with its first.
@@ -82,11 +87,25 @@ class RemoteStorage(Protocol):
             UnknownFile: there is no such file.
         """
 
+    def read_parts(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        """All bytes from `offset` on, in pieces of `CHUNK_BYTES` at most.
+
+        Raises:
+            UnknownFile: there is no such file.
+        """
+
     def names(self, prefix: str) -> list[str]:
         """The paths of all files below a directory, sorted. Not for what many wait for: it may take seconds."""
 
     def remove(self, prefix: str) -> None:
         """Remove a file, or all below a directory. It may be gone already."""
+
+
+def read_in_turn(remote: RemoteStorage, path: str, offset: int) -> Iterator[bytes]:
+    """`read_parts` by one call of `read` after the other."""
+    while data := remote.read(path, offset, CHUNK_BYTES):
+        yield data
+        offset += len(data)
 
 
 def check_path(path: str) -> PurePosixPath:
@@ -121,6 +140,6 @@ def fetch_file(remote: RemoteStorage, path: str, into: Path) -> None:
     """
     draft = into.with_name(f".{into.name}.fetched")
     with draft.open("ab") as writer:
-        while data := remote.read(path, writer.tell(), CHUNK_BYTES):
+        for data in remote.read_parts(path, writer.tell()):
             writer.write(data)
     draft.replace(into)

@@ -28,6 +28,7 @@ from jobs.storage.remote import (
     UnknownFile,
     check_path,
     digest_file,
+    read_in_turn,
 )
 
 #: How long a connection may take, a silence within a request, and a call that gets nowhere, with its repeats.
@@ -54,6 +55,8 @@ class ListedFiles(msgspec.Struct):
 class ServiceStorage:
     """RemoteStorage behind the API at `url`. May be used by several threads. `authority`: a PEM file with what to trust
     beside the usual authorities. `call_seconds`: how long a call tries that gets nowhere."""
+
+    append_seconds = 0.0
 
     def __init__(
         self, url: str, token: str, authority: Path | None = None, *, call_seconds: float = CALL_SECONDS
@@ -170,6 +173,9 @@ class ServiceStorage:
             for part in answer.iter_raw(READ_BYTES):
                 found += part[: end - first]
         return True
+
+    def read_parts(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        return read_in_turn(self, path, offset)
 
     def names(self, prefix: str) -> list[str]:
         check_path(prefix)

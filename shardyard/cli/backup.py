@@ -1,6 +1,9 @@
 """The commands `backup` and `restore`."""
 
+import contextlib
+import dataclasses
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +25,8 @@ Storage = Annotated[
     Path | None,
     typer.Option(
         envvar="SHARDYARD_STORAGE",
-        help="With --redis-url: the storage directory; `storage` in the data directory otherwise.",
+        help="With --redis-url: the storage directory; `storage` in the data directory otherwise. Or, of any service, "
+        "its bucket: s3://bucket/prefix.",
         show_default=False,
     ),
 ]
@@ -45,20 +49,28 @@ def backup_command(
     """
     require_server("backup")
     from shardyard.service.backup import source
+    from shardyard.service.backup.bucket_mirror import find_bucket, removed_afterwards
     from shardyard.service.backup.creation import make_backup
     from shardyard.service.backup.left_out import describe_left_out
     from shardyard.service.backup.manifest import describe_backup
+    from shardyard.service.backup.refusals import refuse_unless_empty
     from shardyard.service.backup.secret_notice import describe_secrets
     from shardyard.service.secret_key_file import find_key_file
 
     directory, seconds = _data_directory(data_dir), parse_seconds(deadline, "--deadline")
-    if redis_url is None:
-        with source.embedded_service(directory, _warn_user) as service:
-            made = make_backup(service, destination, seconds)
-    else:
-        with source.connect_control(redis_url) as control:
-            outside = source.BackupSource(control, storage or directory / "storage", None, find_key_file(None))
-            made = make_backup(outside, destination, seconds)
+    bucket = find_bucket(storage)
+    with contextlib.ExitStack() as stack:
+        if redis_url is None:
+            service = stack.enter_context(source.embedded_service(directory, _warn_user))
+        else:
+            control = stack.enter_context(source.connect_control(redis_url))
+            service = source.BackupSource(control, storage or directory / "storage", None, find_key_file(None))
+        if bucket is not None:
+            refuse_unless_empty(destination, "the back-up needs a directory of its own")
+            beside = destination.absolute().with_name(f".{destination.name}.bucket")
+            mirror = stack.enter_context(removed_afterwards(beside))
+            service = dataclasses.replace(service, storage=mirror, fetch=bucket.fetch_all)
+        made = make_backup(service, destination, seconds)
     for left_out in made.left_out:
         _warn_user(describe_left_out(left_out))
     print(f"{destination}: {describe_backup(made)}")
@@ -78,19 +90,25 @@ def restore_command(
     its place first.
     """
     require_server("restore")
+    from shardyard.service.backup.bucket_mirror import find_bucket
     from shardyard.service.backup.manifest import describe_backup
     from shardyard.service.backup.restore import restore_data_dir, restore_outside
     from shardyard.service.backup.secret_notice import find_unreadable_secrets
     from shardyard.service.backup.source import connect_control
     from shardyard.service.secret_key_file import find_key_file
 
-    directory = _data_directory(data_dir)
+    directory, bucket = _data_directory(data_dir), find_bucket(storage)
     if redis_url is None:
-        made = restore_data_dir(source, directory, _warn_user)
+        made = restore_data_dir(source, directory, _warn_user, bucket)
         print(f"{directory}: {describe_backup(made)}\n`shardyard up --data-dir {directory}` continues from there")
     else:
         with connect_control(redis_url) as control:
-            made = restore_outside(source, control, storage or directory / "storage")
+            place = storage or directory / "storage"
+            with contextlib.ExitStack() as stack:
+                if bucket is not None:
+                    temporary = tempfile.TemporaryDirectory(prefix="shardyard-restore-")
+                    place = Path(stack.enter_context(temporary))
+                made = restore_outside(source, control, place, bucket)
             unreadable = find_unreadable_secrets(control, find_key_file(None), made)
         if unreadable is not None:
             _warn_user(unreadable)

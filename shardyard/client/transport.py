@@ -184,9 +184,9 @@ class BlockingTransport:
                     return _read_answer(self._http.request(**_request_arguments(call, self._options), content=body))
                 case OpenStep(call):
                     _close_streams(opened)
-                    response = self._http.send(
-                        self._http.build_request(**_request_arguments(call, self._options)), stream=True
-                    )
+                    request = self._http.build_request(**_request_arguments(call, self._options))
+                    # A large file may be in a bucket, which gets neither the token nor cookies.
+                    response = self._http.send(request, stream=True, follow_redirects=True)
                     opened.append((response, response.iter_bytes()))
                     if response.is_error:
                         response.read()
@@ -258,9 +258,8 @@ class AsyncTransport:
                     )
                 case OpenStep(call):
                     await _aclose_streams(opened)
-                    response = await self._http.send(
-                        self._http.build_request(**_request_arguments(call, self._options)), stream=True
-                    )
+                    request = self._http.build_request(**_request_arguments(call, self._options))
+                    response = await self._http.send(request, stream=True, follow_redirects=True)
                     opened.append((response, response.aiter_bytes()))
                     if response.is_error:
                         await response.aread()

@@ -39,6 +39,7 @@
     └── Unavailable               Redis does not answer; the request may be repeated
         ├── RateLimited           too many requests of the tenant or the token
         ├── TooManyReads          too many large answers of the tenant are being made
+        ├── StorageUnavailable    the bucket that the service keeps its files in does not answer, or refuses
         └── StoreFull             the control Redis has no room for anything new
 
 Each class has a stable `code`. HTTP statuses live in one table of `api.http.problems`, not here.
@@ -226,6 +227,10 @@ class RateLimited(Unavailable):
 
 class TooManyReads(Unavailable):
     code = "too_many_reads"
+
+
+class StorageUnavailable(Unavailable):
+    code = "storage_unavailable"
 
 
 class StoreFull(Unavailable):

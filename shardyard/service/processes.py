@@ -81,7 +81,7 @@ class ServiceProcess:
         settings = {
             name: value
             for name, value in self.environment().items()
-            if name in self.env or name.startswith(("SHARDYARD_", "CUDA_", "OTEL_"))
+            if name in self.env or name.startswith(("SHARDYARD_", "CUDA_", "OTEL_", "AWS_"))
         }
         command = json.dumps([shardyard.__version__, self.argv, sorted(settings.items())])
         return hashlib.sha256(command.encode()).hexdigest()

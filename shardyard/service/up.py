@@ -29,6 +29,7 @@ from rich.markup import escape
 from api.http.exposure import UnsafeToStart
 from api.http.tls import ServerCertificate, choose_certificate
 from jobs.model.settings import Settings
+from jobs.storage.target import parse_target
 from jobs.store.acl import RedisRole
 from jobs.support import fs, secret_keys
 from shardyard import formatting
@@ -227,7 +228,7 @@ class _ServiceRun:
         return {f"SHARDYARD_{name}": str(path.absolute()) for name, path in files.items()} | {
             "SHARDYARD_HOST": self._options.host,
             "SHARDYARD_PORT": str(port),
-            "SHARDYARD_STORAGE": str(self._data_dir / "storage"),
+            "SHARDYARD_STORAGE": _choose_storage(self._data_dir),
             "SHARDYARD_STATE_DIR": str(self._data_dir / "node"),
             "SHARDYARD_ADMIN_TOKEN_FILE": str(self._data_dir / ADMIN_TOKEN),
             "SHARDYARD_SECRET_KEY_FILE": str(find_key_file(self._data_dir)),
@@ -446,6 +447,21 @@ def refuse_beside_listen(options: UpOptions) -> None:
         )
 
 
+def _choose_storage(data_dir: Path) -> str:
+    """A bucket, if SHARDYARD_STORAGE names one; else a directory in the data directory.
+
+    Raises:
+        ServiceError: it names a bucket that there cannot be.
+    """
+    named = os.environ.get("SHARDYARD_STORAGE", "").strip()
+    if not named.startswith("s3:"):
+        return str(data_dir / "storage")
+    try:
+        return parse_target(named, data_dir).url
+    except ValueError as error:
+        raise ServiceError(str(error)) from error
+
+
 def _choose_certificate(options: UpOptions) -> ServerCertificate | None:
     try:
         return choose_certificate(options.host, options.tls_cert, options.tls_key, insecure_http=options.insecure_http)
@@ -485,7 +501,7 @@ class _RedisVariables:
 
 def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
     wanted = (
-        *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
+        *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
         *("HOST", "PORT", "TLS_CERT", "TLS_KEY", "INSECURE_HTTP", "JOBS_UNBOXED", "JOIN_FILE"),
     )
     return _own_process(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)

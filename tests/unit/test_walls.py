@@ -36,6 +36,7 @@ TORCH = {
 THREADS = {
     "api",
     "jobs.scheduling.scheduler",
+    "jobs.storage.objects",  # parts of a file that are read at a time; its users are the API and carriers
     "shardyard.cli.top",
     "shardyard.client",
     "workers.node.agent",
@@ -62,7 +63,7 @@ CREDENTIALS = {
     "jobs.files.service_disks",  # reads from the settings which directories the service needs
     "shardyard.service",
     "workers.app",
-    "workers.carrier.identity",  # compares the remote with the store that its caller has connected
+    "jobs.files.remote_proof",  # compares the remote with the store that its caller has connected
     "workers.node",
     "workers.provider.main",
     "workers.provider.pool_keeper",

@@ -7,6 +7,7 @@
 A call may be cut anywhere, and repeated by another process: the journal says what was carried, or less.
 """
 
+import math
 import os
 import time
 from pathlib import Path
@@ -32,6 +33,9 @@ log = structlog.get_logger(__name__)
 
 #: A finished file that came in pieces is put whole, where that costs little: some remotes keep each piece for itself.
 MAX_MENDED_BYTES = 256 * 1024 * 1024
+#: Where appending is dear, a file that grows is left alone for this share of its age, within the remote's bound, unless
+#: it has grown by so many bytes: by less than the telemetry Redis keeps, so that readers find all in one of the two.
+PAUSE_SHARE, PIECE_BYTES = 20.0, 1024 * 1024
 
 
 class AttemptCarrier:
@@ -43,6 +47,7 @@ class AttemptCarrier:
         self._attempt = paths.attempt_dir(root, attempt.tenant, attempt.job, attempt.number)
         self._journal = journal
         self._frame_ends: dict[str, int] = {}  # how far each file that grows is whole
+        self._seen_at: dict[str, tuple[float, float]] = {}  # monotonic times: first of all, and at the last piece
         self._error: RemoteError | None = None
         self.bytes_carried = 0
 
@@ -97,7 +102,7 @@ class AttemptCarrier:
         try:
             if carried is None:  # or the journal was torn
                 carried = CarriedFile(min(end, self._remote.size(path) or 0))
-            while carried.bytes < end:
+            while carried.bytes < end and (finished or self._is_due(path, end - carried.bytes)):
                 data = _read(file, carried.bytes, min(CHUNK_BYTES, end - carried.bytes))
                 carried = self._append(path, carried, data)
             if finished and carried.appends > 1 and end <= MAX_MENDED_BYTES:
@@ -108,10 +113,17 @@ class AttemptCarrier:
             self._note_error(error)
         return max(0, end - carried.bytes) if carried is not None else end
 
+    def _is_due(self, path: str, grown: int) -> bool:
+        now = time.monotonic()
+        first, last = self._seen_at.setdefault(path, (now, -math.inf))
+        pause = min(self._remote.append_seconds, (now - first) / PAUSE_SHARE)
+        return grown >= PIECE_BYTES or now - last >= pause
+
     def _append(self, path: str, carried: CarriedFile, data: bytes) -> CarriedFile:
         self._remote.append(path, carried.bytes, data)
         failpoints.reach("carry.appended")
         self.bytes_carried += len(data)
+        self._seen_at[path] = (self._seen_at.get(path, (time.monotonic(), 0.0))[0], time.monotonic())
         carried = CarriedFile(carried.bytes + len(data), None, carried.appends + 1)
         self._journal.note(path, carried)
         return carried

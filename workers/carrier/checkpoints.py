@@ -1,14 +1,13 @@
 """Checkpoints at the remote: put before the job points to them, and fetched where another node has saved them."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import structlog
 
 from jobs.files import checkpoints, paths
 from jobs.files.checkpoints import MANIFEST, CheckpointManifest, StoredCheckpoint
-from jobs.storage.remote import CHUNK_BYTES, RemoteStorage, digest_file
+from jobs.storage.remote import RemoteStorage, digest_file
 from jobs.store import AttemptId
 from jobs.support import failpoints, fs
 
@@ -89,8 +88,7 @@ def fetch_checked(remote: RemoteStorage, path: str, into: Path, read: Progress =
     """Copy a file from the remote to `into`, going on where an earlier call was cut. Raises RemoteError, OSError."""
     draft = into.with_name(f".{into.name}.part")
     with draft.open("ab") as writer:
-        take = partial(remote.read, path)
-        while data := take(writer.tell(), CHUNK_BYTES):
+        for data in remote.read_parts(path, writer.tell()):
             writer.write(data)
             read(len(data))
     draft.replace(into)

@@ -1,9 +1,10 @@
 """Brings what an attempt needs to its node: its bundle, and what scripts have saved in earlier attempts."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from jobs.files import paths
-from jobs.storage.remote import DigestMismatch, RemoteStorage, check_path, digest_file
+from jobs.storage.remote import DigestMismatch, RemoteStorage, UnknownFile, check_path, digest_file
 from jobs.store import AttemptId
 from shardyard.script.checkpoint import CHECKPOINTS, MANIFESTS
 from workers.carrier.checkpoints import Progress, fetch_checked
@@ -14,8 +15,9 @@ MAX_BUNDLE_BYTES = 4 * 1024**3
 MAX_ATTEMPTS = 20
 
 
-def fetch_bundle(remote: RemoteStorage, root: Path, tenant: str, bundle: str) -> None:
-    """Have a bundle below the local root, if the remote has it.
+def fetch_bundle(remote: RemoteStorage, root: Path, tenant: str, bundle: str, nonce: str = "") -> None:
+    """Have a bundle below the local root, if the remote has it. `nonce`: that of its file, where it is known; else the
+    file is looked for in a list, which may be long, and behind.
 
     Raises:
         RemoteError: the remote does not answer, or what it has is not this bundle.
@@ -25,16 +27,24 @@ def fetch_bundle(remote: RemoteStorage, root: Path, tenant: str, bundle: str) ->
         return
     directory, wanted = paths.bundle_dir(root, tenant), bundle.removeprefix("sha256:")
     prefix = str(directory.relative_to(root))
+    if nonce:
+        with suppress(UnknownFile):
+            _fetch_bundle_file(remote, f"{prefix}/{wanted}.{nonce}.zip", directory, wanted)
+            return
     found = [path for path in remote.names(prefix) if path.startswith(f"{prefix}/{wanted}.") and path.endswith(".zip")]
-    if not found:
-        return
+    if found:
+        _fetch_bundle_file(remote, found[0], directory, wanted)
+
+
+def _fetch_bundle_file(remote: RemoteStorage, path: str, directory: Path, wanted: str) -> None:
+    """Raises as `fetch_bundle` does, and UnknownFile."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = directory / f".{Path(found[0]).name}.fetched"
-    fetch_checked(remote, found[0], draft)
+    draft = directory / f".{Path(path).name}.fetched"
+    fetch_checked(remote, path, draft)
     if digest_file(draft) != wanted:
         draft.unlink()
-        raise DigestMismatch(f"{found[0]} is not the bundle that its name says")
-    draft.rename(directory / check_path(found[0]).name)
+        raise DigestMismatch(f"{path} is not the bundle that its name says")
+    draft.rename(directory / check_path(path).name)
 
 
 def trim_bundles(root: Path, most: int = MAX_BUNDLE_BYTES) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from jobs import store
 from jobs.files import identity
+from jobs.files.remote_proof import prove_remote
 from jobs.model.records import NodeInfo
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import tokens
@@ -16,7 +17,6 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import UnboxedNodes
 from shardyard.contract.unboxed import refusal_text
 from workers.carrier.access import access_of
-from workers.carrier.identity import prove_remote
 from workers.node.block.allocation import allocation_of, count_cores
 from workers.node.config import NodeConfig
 from workers.node.reach import find_reach, identify_loopback

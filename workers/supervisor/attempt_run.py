@@ -119,7 +119,7 @@ class AttemptRun:
         config = self._config
         self._room = DiskRoom(config)
         if self._carriage is not None:
-            self._carriage.fetch_bundle(config.spec.program.bundle)
+            self._carriage.fetch_bundle(config.spec.program.bundle, self._lease.find_bundle_nonce)
         self._working_directory = working_dir.prepare_working_directory(config, config.spec, self._box)
         meeting: dict[str, str] = {}
         if port is not None:

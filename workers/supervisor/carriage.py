@@ -2,7 +2,7 @@
 what is written, and lets the end wait for it."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -53,11 +53,13 @@ class AttemptCarriage:
 
     # -- what is fetched -------------------------------------------------------------------------------
 
-    def fetch_bundle(self, bundle: str | None) -> None:
-        """Have a bundle here, if the remote has it. Raises OSError."""
-        if bundle is not None:
-            with _remote_errors():
-                fetching.fetch_bundle(self._remote, self._config.storage, self._config.attempt.tenant, bundle)
+    def fetch_bundle(self, bundle: str | None, find_nonce: Callable[[str], str]) -> None:
+        """Have a bundle here, if the remote has it. `find_nonce`: that of its file, or "". Raises OSError."""
+        if bundle is None:
+            return
+        tenant, nonce = self._config.attempt.tenant, find_nonce(bundle)
+        with _remote_errors():
+            fetching.fetch_bundle(self._remote, self._config.storage, tenant, bundle, nonce)
 
     def list_checkpoints(self) -> list[StoredCheckpoint]:
         """Those at the remote, newest first. Raises OSError."""

@@ -281,6 +281,13 @@ class LeaseHolder:
                 return True
         return False
 
+    def find_bundle_nonce(self, bundle: str) -> str:
+        """The nonce in the name of a bundle's file; "" where that is not known, or Redis does not answer."""
+        with suppress(Unavailable):
+            record = self._store.run(store.read_bundle(self._attempt.tenant, bundle))
+            return "" if record is None else record.nonce
+        return ""
+
     def read_job(self) -> store.JobView:
         """The attempt's job as it is now. Raises Unavailable when Redis did not answer for `CLAIM_SECONDS`."""
         return self._retry_until(store.read_job(self._attempt.tenant, self._attempt.job), CLAIM_SECONDS)

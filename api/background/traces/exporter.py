@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from api.background.traces.collector import SendOutcome, TraceCollector
 from api.background.traces.job_spans import build_job_spans
+from api.data.service_files import MOUNTED, ServiceFiles
 from jobs import store
 from jobs.files import paths
 from jobs.model.records import AttemptRecord, JobRecord
@@ -51,8 +52,10 @@ class JobTraceExporter:
         storage: Path,
         collector: TraceCollector,
         clock: Callable[[], float] = time.monotonic,
+        files: ServiceFiles = MOUNTED,
     ) -> None:
         self._control = control
+        self._files = files
         self._directory = paths.traces_dir(storage)
         self._collector = collector
         self._clock = clock
@@ -126,6 +129,7 @@ class JobTraceExporter:
         return True
 
     def _read_position(self) -> _SentUpTo | None:
+        self._files.bring(self._position_file)
         try:
             body = fs.read_plain_file(self._position_file, _MAX_FILE_BYTES)
             return msgspec.json.decode(body, type=_SentUpTo)
@@ -137,6 +141,7 @@ class JobTraceExporter:
 
     def _note_position(self, sent: _SentUpTo) -> None:
         fs.replace_synced(self._position_file, msgspec.json.encode(sent))
+        self._files.publish(self._position_file)
 
     @property
     def _position_file(self) -> Path:

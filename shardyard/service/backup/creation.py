@@ -59,6 +59,7 @@ def make_backup(service: BackupSource, destination: Path, deadline_seconds: floa
         destination.mkdir(parents=True, exist_ok=True, mode=0o700)
         PackedJobConverter(service.control).convert()
         entries = service.control.run(store.dump_keys())
+        service.fetch(service.storage)  # after Redis was read, as all files are
         _refuse_another_storage(entries, service.storage)
         files = {CONTROL: write_file(destination / CONTROL, _pack_entries(entries))}
         if service.token is not None and service.token.is_file():

@@ -15,6 +15,7 @@ from jobs.store.client import RedisStore
 from jobs.support import fs
 from shardyard.contract.errors import InvalidRequest
 from shardyard.service import embedded_redis
+from shardyard.service.backup.bucket_mirror import BackupBucket
 from shardyard.service.backup.file_list import WalkStep, list_paths, read_file_list
 from shardyard.service.backup.manifest import (
     CONTROL,
@@ -40,9 +41,10 @@ _PART = ".restoring"
 _KNOWN = frozenset((_PART, LOCK))
 
 
-def restore_data_dir(source: Path, data_dir: Path, say: Say) -> BackupManifest:
+def restore_data_dir(source: Path, data_dir: Path, say: Say, bucket: BackupBucket | None = None) -> BackupManifest:
     """Make a data directory from a back-up, so that `shardyard up` on it finds every job. What ran when the back-up was
-    made is queued again. The file of secret keys may be in the directory already.
+    made is queued again. The file of secret keys may be in the directory already. `bucket`: where the files of the
+    storage go instead.
 
     Raises:
         InvalidRequest: the directory is not empty.
@@ -51,6 +53,8 @@ def restore_data_dir(source: Path, data_dir: Path, say: Say) -> BackupManifest:
     """
     made = read_manifest(source)
     refuse_unless_empty(data_dir, "a restore needs a data directory of its own", {*_KNOWN, SECRET_KEY_FILE})
+    if bucket is not None:
+        bucket.require_empty()
     part = data_dir / _PART
     with disk_errors(), sole_owner(data_dir / LOCK), _removed_afterwards(part):
         _unpack_files(source, made, part)
@@ -58,7 +62,9 @@ def restore_data_dir(source: Path, data_dir: Path, say: Say) -> BackupManifest:
         with running_redis(server, say), connect_control(server.url) as control:
             _load_keys(control, part / CONTROL)
             unreadable = find_unreadable_secrets(control, find_key_file(data_dir), made)
-        for name in (STORAGE, TOKEN, "control"):
+        if bucket is not None:
+            bucket.fill(part / STORAGE)
+        for name in (*(() if bucket is not None else (STORAGE,)), TOKEN, "control"):
             if (part / name).exists():
                 (part / name).rename(data_dir / name)
         fs.sync_directory(data_dir)
@@ -67,8 +73,11 @@ def restore_data_dir(source: Path, data_dir: Path, say: Say) -> BackupManifest:
     return made
 
 
-def restore_outside(source: Path, control: RedisStore, storage: Path) -> BackupManifest:
-    """Restore into the caller's own Redis server and a storage directory, both empty.
+def restore_outside(
+    source: Path, control: RedisStore, storage: Path, bucket: BackupBucket | None = None
+) -> BackupManifest:
+    """Restore into the caller's own Redis server and a storage directory, both empty; or into a bucket by way of that
+    directory.
 
     Raises:
         InvalidRequest: one of the two is not empty.
@@ -79,10 +88,14 @@ def restore_outside(source: Path, control: RedisStore, storage: Path) -> BackupM
     refuse_unless_empty(storage, "a restore needs a storage directory of its own", _KNOWN)
     if next(control.client.scan_iter(match="sy:*", count=BATCH), None) is not None:
         raise InvalidRequest("this Redis server holds a service already; a restore needs an empty one")
+    if bucket is not None:
+        bucket.require_empty()
     part = storage / _PART
     with disk_errors(), _removed_afterwards(part):
         _unpack_files(source, made, part)
-        for path in sorted((part / STORAGE).iterdir()):
+        if bucket is not None:
+            bucket.fill(part / STORAGE)
+        for path in () if bucket is not None else sorted((part / STORAGE).iterdir()):
             path.rename(storage / path.name)
         fs.sync_directory(storage)
         _load_keys(control, part / CONTROL)

@@ -26,12 +26,13 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class BackupSource:
     """The service to back up. `token` is the file with its admin token, if that is known; `key_file` that with the keys
-    of its secrets, which is not backed up."""
+    of its secrets, which is not backed up. `fetch` brings its files to `storage`, where they are elsewhere."""
 
     control: RedisStore
     storage: Path
     token: Path | None
     key_file: Path
+    fetch: Callable[[Path], None] = lambda _: None
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from fastapi.routing import iter_route_contexts
 
 from api.accounts.single_sign_on.config import CALLBACK_PATH
 from api.app import create_app
+from api.background import audit_retention
 from api.http import audit, audit_log, audit_repeats
 from api.http.auth import SAFE
 from jobs.files import audit_files
@@ -316,7 +317,7 @@ def test_old_days_are_removed(tmp_path: Path) -> None:
     for day in ("2026-01-01", "2026-01-02", "2026-01-30", "other"):
         (tmp_path / day).mkdir()
     now = 1_769_860_800_000_000  # 2026-01-31T12:00:00Z
-    assert audit_files.remove_old_days(tmp_path, 29, now) == 1
+    audit_retention.sweep_audit(tmp_path, 29, now=now)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-01-02", "2026-01-30", "other"]
 
 

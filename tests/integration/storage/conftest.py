@@ -26,6 +26,7 @@ class StorageBelow:
 
     def __init__(self, remote: RemoteStorage, base: str) -> None:
         self.remote, self.base = remote, base
+        self.append_seconds = remote.append_seconds
 
     def append(self, path: str, offset: int, data: bytes) -> None:
         self.remote.append(f"{self.base}/{path}", offset, data)
@@ -38,6 +39,9 @@ class StorageBelow:
 
     def read(self, path: str, offset: int, limit: int) -> bytes:
         return self.remote.read(f"{self.base}/{path}", offset, limit)
+
+    def read_parts(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        return self.remote.read_parts(f"{self.base}/{path}", offset)
 
     def names(self, prefix: str) -> list[str]:
         return [name.removeprefix(f"{self.base}/") for name in self.remote.names(f"{self.base}/{prefix}")]

@@ -10,9 +10,12 @@ import threading
 import time
 import urllib.request
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from jobs.storage.directory import DirectoryStorage
@@ -64,7 +67,7 @@ def free_port() -> int:
 def _bucket(server: str) -> ObjectStorage:
     name = f"b{uuid.uuid4().hex}"
     urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT"), timeout=10).close()
-    options = {"endpoint": server, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    options: Any = {"endpoint": server, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
     return ObjectStorage(f"s3://{name}/shardyard", **options, virtual_hosted_style_request=False)
 
 
@@ -247,3 +250,47 @@ def test_a_directory_follows_no_link(tmp_path: Path) -> None:
             remote.append(path, 0, b"x")
     assert (tmp_path / "outside" / "secret").read_text() == "secret"
     assert list((tmp_path / "outside").iterdir()) == [tmp_path / "outside" / "secret"]
+
+
+# -- rows of segments, which only a bucket has --------------------------------------------------------
+
+
+def test_a_file_of_many_small_appends_is_few_objects_and_the_same_bytes(s3_server: str) -> None:
+    remote = _bucket(s3_server)
+    reader = _again(remote)
+    text = random.Random(3).randbytes(40_000)
+    for begins in range(0, len(text), 200):
+        remote.append(LOG, begins, text[begins : begins + 200])
+        if begins % 5000 == 0:
+            assert whole(reader, LOG) == b"".join(reader.read_parts(LOG)) == text[: begins + 200]
+    assert len(list(remote._listed(f"{LOG}/.segments/"))) < 80
+    assert [(one.path, one.bytes) for one in remote.list_files("jobs")] == [(LOG, len(text))]
+    assert b"".join(reader.read_parts(LOG, 12_345)) == text[12_345:]
+
+
+def test_what_a_crash_has_left_of_joined_segments_is_no_part_of_the_file(s3_server: str) -> None:
+    remote = _bucket(s3_server)
+    remote.append(LOG, 0, b"0123456789")
+    obstore.put(remote._store, f"{LOG}/.segments/{3:020}", b"3456")  # joined to the first one, and not removed
+    assert whole(_again(remote), LOG) == b"0123456789"
+    _again(remote).append(LOG, 10, b"ab")
+    assert b"".join(remote.read_parts(LOG)) == b"0123456789ab"
+    assert [(one.path, one.bytes) for one in remote.list_files("jobs")] == [(LOG, 12)]
+    assert remote.names("jobs") == [LOG]
+
+
+def test_two_that_begin_one_file_do_not_mix(s3_server: str) -> None:
+    remote = _bucket(s3_server)
+    other = _again(remote)
+    assert remote.size(LOG) is other.size(LOG) is None
+    remote.append(LOG, 0, b"mine")
+    with pytest.raises(OffsetMismatch):
+        other.append(LOG, 0, b"theirs")
+    assert whole(other, LOG) == b"mine"
+
+
+def _again(remote: ObjectStorage) -> ObjectStorage:
+    """As another process has it."""
+    copy = ObjectStorage.__new__(ObjectStorage)
+    copy.__dict__.update(remote.__dict__ | {"_rows": OrderedDict()})
+    return copy

@@ -118,7 +118,7 @@ class PartRun:
         try:
             self._room = room = DiskRoom(self._config)
             if self._carriage is not None:
-                self._carriage.fetch_bundle(self._config.spec.program.bundle)
+                self._carriage.fetch_bundle(self._config.spec.program.bundle, self._lease.find_bundle_nonce)
             working = working_dir.prepare_working_directory(self._config, self._config.spec, self._box)
             drafts = self._make_drafts()
             if working is not None:

@@ -1,9 +1,11 @@
 -- All keys at one moment, for a back-up. What nodes say of themselves when they register is left out, and what is on its
--- way to them: a service that is restored has other nodes, or the same ones anew. So is the list of
--- changes: the processes that follow it begin anew. The secret of a live attempt's link is left out as well.
+-- way to them: a service that is restored has other nodes, or the same ones anew. So is the list of changes: the processes
+-- that follow it begin anew; telemetry, where one server does both; and the secret of a live attempt's link.
 -- Returns {key, type, milliseconds to live or -1, {value...}}...
 local LEFT_OUT = {node = true, nodes = true, pool = true, pools = true, free = true, held = true, quarantine = true,
-  devices = true, suspects = true, provided = true, blocks = true, block = true, ended = true, rate = true, hold = true, outbox = true, leader = true, changes = true, celery = true}
+  devices = true, suspects = true, provided = true, blocks = true, block = true, ended = true, rate = true, hold = true,
+  outbox = true, leader = true, changes = true, celery = true, log = true, metrics = true, report = true, progress = true,
+  hardware = true, readings = true}
 local READ = {
   string = function(key) return {redis.call('GET', key)} end,
   hash = function(key)

@@ -12,7 +12,7 @@ from jobs.storage.remote import CHUNK_BYTES, RemoteError, RemoteFull, RemoteRefu
 from jobs.store import AttemptId
 from jobs.support import failpoints
 from tests.unit.workers.carrier.place import ATTEMPT, LOG, Place
-from workers.carrier import drafts, journal
+from workers.carrier import attempt_carrier, drafts, journal
 from workers.carrier.drafts import DraftMissing, fetch_draft
 from workers.carrier.journal import CarryJournal
 
@@ -246,3 +246,25 @@ def test_old_drafts_go_here_and_there(place: Place) -> None:
         carrier.carry_once()
     assert sorted(path.parent.name for path in place.away.rglob("rank-1.pt")) == ["100", "60", "80"]
     assert [name for name in place.differences() if "journal" not in name] == []
+
+
+def test_where_appending_is_dear_a_file_is_appended_to_seldom_and_whole_at_its_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("workers.carrier.attempt_carrier.time.monotonic", lambda: now)
+    monkeypatch.setattr(place.remote, "append_seconds", 60.0, raising=False)
+    carrier = place.carrier()
+    for _ in range(4000):  # two rounds a second
+        place.print_lines()
+        carrier.carry_growing()
+        now += 0.5
+    calls = [call for call, path, _ in place.remote.calls if (call, path) == ("append", LOG)]
+    assert 60 < len(calls) < 150
+    place.print_lines(1, 2 * attempt_carrier.PIECE_BYTES)  # much at a time is not left alone
+    carrier.carry_growing()
+    assert place.appended() == place.log.end
+    place.print_lines()
+    assert carrier.carry_growing() > 0
+    carrier.carry_once(finished=True)
+    assert place.differences() == []

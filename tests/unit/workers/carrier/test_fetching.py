@@ -33,6 +33,21 @@ def test_a_bundle_is_fetched_once(place: Place) -> None:
     assert found.read_bytes() == BODY
 
 
+def test_a_bundle_whose_file_is_known_is_looked_for_in_no_list(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_away(place, f"bundles/default/{HEX}.nonce.zip", BODY)
+    monkeypatch.setattr(place.remote, "names", lambda _: [])
+    fetching.fetch_bundle(place.remote, place.root, "default", BUNDLE)
+    assert paths.find_bundle(place.root, "default", BUNDLE) is None
+    fetching.fetch_bundle(place.remote, place.root, "default", BUNDLE, "nonce")
+    assert paths.find_bundle(place.root, "default", BUNDLE) is not None
+
+
+def test_a_bundle_whose_file_has_another_name_by_now_is_found_in_the_list(place: Place) -> None:
+    put_away(place, f"bundles/default/{HEX}.other.zip", BODY)
+    fetching.fetch_bundle(place.remote, place.root, "default", BUNDLE, "nonce")
+    assert paths.find_bundle(place.root, "default", BUNDLE) is not None
+
+
 def test_what_is_not_the_bundle_is_refused_and_not_kept(place: Place) -> None:
     put_away(place, f"bundles/default/{HEX}.nonce.zip", b"something else")
     with pytest.raises(DigestMismatch):
