@@ -13,7 +13,7 @@ import httpx
 
 from shardyard.client import audit_entries, downloads, endpoints, operations
 from shardyard.client.connection import find_service
-from shardyard.client.data_frames import Rows, attempt_rows, metric_rows
+from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.notebook import SpecPlan
@@ -435,7 +435,7 @@ class Job(BlockingJobHandle):
         found = self._client.run(
             operations.read_metrics(self.id, name=name, device=device, points=points, source=source, attempt=attempt)
         )
-        return Rows(found, metric_rows, None)
+        return Rows(found, metric_rows, None, METRIC_COLUMNS)
 
     def report(self, *, attempt: int | None = None) -> "SplitReport":
         """The split report, also while the job runs. Raises NotFound if there is none yet."""

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
 T = TypeVar("T")
+#: Of a table without rows, too.
+METRIC_COLUMNS = ("name", "device", "step", "value", "at")
 #: Types of columns by their names, where pandas would choose another one. Int64 is an integer that may be missing.
 TYPES = {
     **dict.fromkeys(("created_at", "claimed_at", "started_at", "first_step_at", "finished_at"), "datetime64[us, UTC]"),
@@ -26,15 +28,20 @@ class Rows(list[T], Generic[T]):
     """A list whose values are also a table."""
 
     def __init__(
-        self, values: Iterable[T], rows: Callable[[Sequence[T]], list[dict[str, Any]]], index: str | None
+        self,
+        values: Iterable[T],
+        rows: Callable[[Sequence[T]], list[dict[str, Any]]],
+        index: str | None,
+        columns: Sequence[str] = (),
     ) -> None:
         super().__init__(values)
         self._rows = rows
         self._index = index
+        self._columns = columns
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The same as a table of pandas. Raises ImportError if pandas is not installed."""
-        return make_frame(self._rows(self), self._index)
+        return make_frame(self._rows(self), self._index, self._columns)
 
     def _repr_html_(self) -> str:
         from shardyard.client.notebook import render_table
@@ -122,12 +129,13 @@ def _job_row(job: JobSummary) -> dict[str, Any]:
     return row | {f"label.{key}": value for key, value in job.labels.items()}
 
 
-def make_frame(rows: list[dict[str, Any]], index: str | None) -> "pandas.DataFrame":
+def make_frame(rows: list[dict[str, Any]], index: str | None, columns: Sequence[str] = ()) -> "pandas.DataFrame":
+    """`columns` are those of a table without rows."""
     try:
         import pandas
     except ImportError as error:
         raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-    frame = pandas.DataFrame(rows)
+    frame = pandas.DataFrame(rows, columns=None if rows else list(columns))
     if "count" in frame and frame["count"].isna().any():  # points beside buckets
         frame["count"] = frame["count"].fillna(1)
     frame = frame.astype({name: kind for name, kind in TYPES.items() if name in frame})

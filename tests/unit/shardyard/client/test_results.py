@@ -158,7 +158,7 @@ def test_lists_and_plans_show_themselves(service: Callable[..., Service]) -> Non
     shown = service(*pages("<b>", "c")).client().jobs()._repr_html_()
     assert "&lt;b&gt;" in shown
     assert shown.count("<tr>") == 3
-    finding = {"severity": "warning", "code": "idle-devices", "message": "1 < 2", "advice": ""}
+    finding = {"severity": "warning", "code": "idle-devices", "message": "1 < 2", "suggestion": "", "data": {}}
     pattern: dict[str, Any] = {"phase": "train", "batch_rows": 5, "steps": 2, "rows": [3, 2], "module": ""}
     pattern |= dict.fromkeys(("shapes_vary", "input_shapes", "output_shapes", "first_step", "last_step"))
     plan: dict[str, Any] = {"patterns": [pattern], "findings": [finding]}
