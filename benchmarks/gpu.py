@@ -82,7 +82,7 @@ SMALLEST = Loop("linear", "linear", 1, 0.0, {}, {}, {}, steps=4)
 
 
 def run_smallest_job(jobs: Jobs) -> None:
-    status = jobs.service.client.submit(linear_spec("single", 1)).wait(DEADLINE_SECONDS).status
+    status = jobs.service.client.submit(linear_spec("single", 1)).wait(DEADLINE_SECONDS, check=False).status
     if status.state != "succeeded":
         raise RuntimeError(f"job {status.id} is {status.state}: {status.reason.message}")
 

@@ -39,7 +39,7 @@ SUBSTITUTIONS = (
     (r"\bAsyncGenerator\[(.+?), None\]", r"Generator[\1, None, None]"),
     (r"\baclosing\b", "closing"),
     (r"__a(enter|exit)__", r"__\1__"),
-    (r"\bAwaitedJobHandle\b", "BlockingJobHandle"),
+    (r"\bAwaited(?=JobHandle|Pages)", "Blocking"),
     (r"\bAsyncTransport\b", "BlockingTransport"),
     (r"\ban `Async(?=\w)", "a `"),
     (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job|WebhookMethods)", ""),

@@ -16,8 +16,11 @@ import httpx
 from shardyard.client import audit_entries, downloads, endpoints, operations
 from shardyard.client.async_webhooks import AsyncWebhookMethods
 from shardyard.client.connection import find_service
+from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
+from shardyard.client.notebook import SpecPlan
+from shardyard.client.pages import AwaitedPages
 from shardyard.client.transport import AsyncTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
@@ -133,7 +136,7 @@ class AsyncClient(AsyncWebhookMethods):
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
 
-    async def plan(self, spec: Spec, *, against: str | None = None) -> responses.Plan:
+    async def plan(self, spec: Spec, *, against: str | None = None) -> SpecPlan:
         """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
         created."""
         return await self.call(endpoints.plan_job(spec, against=against))
@@ -157,8 +160,9 @@ class AsyncClient(AsyncWebhookMethods):
         name: str | None = None,
         archived: bool = False,
         limit: int | None = None,
-    ) -> AsyncIterator["AsyncJob"]:
-        """All your jobs, or those that match, newest first, at most `limit`; pages are fetched when they are needed."""
+    ) -> "AwaitedPages[AsyncJob]":
+        """All your jobs, or those that match, newest first, at most `limit`; pages are fetched when they are needed.
+        Beside iterating, they can be indexed and sliced, and are a table of pandas with `to_pandas()`."""
         chosen: dict[str, Any] = {
             "state": state,
             "pool": pool,
@@ -166,7 +170,12 @@ class AsyncClient(AsyncWebhookMethods):
             "name": name,
             "archived": archived or None,
         }
-        return (AsyncJob(self, known) async for known in self.items(operations.list_all_jobs(limit=limit, **chosen)))
+
+        def read() -> AsyncIterator["AsyncJob"]:
+            found = self.items(operations.list_all_jobs(limit=limit, **chosen))
+            return (AsyncJob(self, known) async for known in found)
+
+        return AwaitedPages(read)
 
     async def cancel_jobs(self, **chosen: Any) -> tuple[int, int]:
         """Cancel all jobs that match `state`, `pool`, `label`, `name`, or with `all=True` every one.
@@ -354,13 +363,17 @@ class AsyncJob(AwaitedJobHandle):
         self._known = await self._client.call(endpoints.get_job(self.id))
         return self
 
-    async def wait(self, timeout: float | None = None) -> Self:
-        """Return when the job has ended, in any state; a restart of the service does not matter.
+    async def wait(self, timeout: float | None = None, *, check: bool = True) -> Self:
+        """Return when the job has succeeded or, without `check`, ended in any state; a restart of the service does not
+        matter.
 
         Raises:
+            JobFailed: it has failed, or was cancelled; the message has its error, with the traceback.
             TimeoutError: it has not ended within `timeout` seconds; the job continues.
         """
         self._known = await self._client.run(operations.wait_for_end(self.id, timeout))
+        if check:
+            self._raise_unless_succeeded()
         return self
 
     async def follow(
@@ -382,7 +395,7 @@ class AsyncJob(AwaitedJobHandle):
             async for event in events:
                 yield event
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
-            await self.wait()  # which survives a restart at this moment, too
+            await self.wait(check=False)  # which survives a restart at this moment, too
 
     def logs(
         self,
@@ -419,22 +432,25 @@ class AsyncJob(AwaitedJobHandle):
         points: int | None = None,
         source: str | None = None,
         attempt: int | None = None,
-    ) -> list[responses.SeriesView]:
+    ) -> Rows[responses.SeriesView]:
         """Series of numbers, of one name or all; with `points`, each is reduced to at most that many `buckets`.
+        `to_pandas()` has a row for each point.
 
         `source`: "program" (also if left out), or "hardware" for what the node samples of the devices once a second;
         these come as buckets, whose steps are seconds since the first sample.
         """
-        return await self._client.run(
+        found = await self._client.run(
             operations.read_metrics(self.id, name=name, device=device, points=points, source=source, attempt=attempt)
         )
+        return Rows(found, metric_rows, None, METRIC_COLUMNS)
 
     async def report(self, *, attempt: int | None = None) -> "SplitReport":
         """The split report, also while the job runs. Raises NotFound if there is none yet."""
         return await self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
-    async def attempts(self) -> list[responses.AttemptView]:
-        return (await self._client.call(endpoints.list_attempts(self.id))).attempts
+    async def attempts(self) -> Rows[responses.AttemptView]:
+        """The job's attempts; `to_pandas()` has a row for each."""
+        return Rows((await self._client.call(endpoints.list_attempts(self.id))).attempts, attempt_rows, "attempt")
 
     async def artifacts(self, *, attempt: int | None = None) -> list[responses.ArtifactView]:
         """Files that an attempt stored; by default the newest attempt's."""

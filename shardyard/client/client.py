@@ -13,8 +13,11 @@ import httpx
 
 from shardyard.client import audit_entries, downloads, endpoints, operations
 from shardyard.client.connection import find_service
+from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
+from shardyard.client.notebook import SpecPlan
+from shardyard.client.pages import BlockingPages
 from shardyard.client.transport import BlockingTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.client.webhooks import WebhookMethods
 from shardyard.contract import fleet, quotas, responses, scheduling
@@ -131,7 +134,7 @@ class Client(WebhookMethods):
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return Job(self, self.run(operations.submit_bundled(spec, file, bundle)))
 
-    def plan(self, spec: Spec, *, against: str | None = None) -> responses.Plan:
+    def plan(self, spec: Spec, *, against: str | None = None) -> SpecPlan:
         """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
         created."""
         return self.call(endpoints.plan_job(spec, against=against))
@@ -155,8 +158,9 @@ class Client(WebhookMethods):
         name: str | None = None,
         archived: bool = False,
         limit: int | None = None,
-    ) -> Iterator["Job"]:
-        """All your jobs, or those that match, newest first, at most `limit`; pages are fetched when they are needed."""
+    ) -> "BlockingPages[Job]":
+        """All your jobs, or those that match, newest first, at most `limit`; pages are fetched when they are needed.
+        Beside iterating, they can be indexed and sliced, and are a table of pandas with `to_pandas()`."""
         chosen: dict[str, Any] = {
             "state": state,
             "pool": pool,
@@ -164,7 +168,12 @@ class Client(WebhookMethods):
             "name": name,
             "archived": archived or None,
         }
-        return (Job(self, known) for known in self.items(operations.list_all_jobs(limit=limit, **chosen)))
+
+        def read() -> Iterator["Job"]:
+            found = self.items(operations.list_all_jobs(limit=limit, **chosen))
+            return (Job(self, known) for known in found)
+
+        return BlockingPages(read)
 
     def cancel_jobs(self, **chosen: Any) -> tuple[int, int]:
         """Cancel all jobs that match `state`, `pool`, `label`, `name`, or with `all=True` every one.
@@ -352,13 +361,17 @@ class Job(BlockingJobHandle):
         self._known = self._client.call(endpoints.get_job(self.id))
         return self
 
-    def wait(self, timeout: float | None = None) -> Self:
-        """Return when the job has ended, in any state; a restart of the service does not matter.
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> Self:
+        """Return when the job has succeeded or, without `check`, ended in any state; a restart of the service does not
+        matter.
 
         Raises:
+            JobFailed: it has failed, or was cancelled; the message has its error, with the traceback.
             TimeoutError: it has not ended within `timeout` seconds; the job continues.
         """
         self._known = self._client.run(operations.wait_for_end(self.id, timeout))
+        if check:
+            self._raise_unless_succeeded()
         return self
 
     def follow(
@@ -379,7 +392,7 @@ class Job(BlockingJobHandle):
         with closing(self._client.items(flow)) as events:
             yield from events
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
-            self.wait()  # which survives a restart at this moment, too
+            self.wait(check=False)  # which survives a restart at this moment, too
 
     def logs(
         self,
@@ -416,22 +429,25 @@ class Job(BlockingJobHandle):
         points: int | None = None,
         source: str | None = None,
         attempt: int | None = None,
-    ) -> list[responses.SeriesView]:
+    ) -> Rows[responses.SeriesView]:
         """Series of numbers, of one name or all; with `points`, each is reduced to at most that many `buckets`.
+        `to_pandas()` has a row for each point.
 
         `source`: "program" (also if left out), or "hardware" for what the node samples of the devices once a second;
         these come as buckets, whose steps are seconds since the first sample.
         """
-        return self._client.run(
+        found = self._client.run(
             operations.read_metrics(self.id, name=name, device=device, points=points, source=source, attempt=attempt)
         )
+        return Rows(found, metric_rows, None, METRIC_COLUMNS)
 
     def report(self, *, attempt: int | None = None) -> "SplitReport":
         """The split report, also while the job runs. Raises NotFound if there is none yet."""
         return self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
-    def attempts(self) -> list[responses.AttemptView]:
-        return self._client.call(endpoints.list_attempts(self.id)).attempts
+    def attempts(self) -> Rows[responses.AttemptView]:
+        """The job's attempts; `to_pandas()` has a row for each."""
+        return Rows(self._client.call(endpoints.list_attempts(self.id)).attempts, attempt_rows, "attempt")
 
     def artifacts(self, *, attempt: int | None = None) -> list[responses.ArtifactView]:
         """Files that an attempt stored; by default the newest attempt's."""

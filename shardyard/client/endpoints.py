@@ -10,6 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
+from shardyard.client.notebook import SpecPlan
 from shardyard.client.transport import READ_SECONDS, HttpCall
 from shardyard.contract import audit, fleet, quotas, responses, scheduling, webhooks
 from shardyard.contract.errors import InvalidRequest
@@ -66,9 +67,9 @@ def submit_job(spec: Spec, key: str | None = None) -> HttpCall[responses.JobStat
     )
 
 
-def plan_job(spec: Spec, *, against: str | None = None) -> HttpCall[responses.Plan]:
+def plan_job(spec: Spec, *, against: str | None = None) -> HttpCall[SpecPlan]:
     """`against` is a job whose steps are compared with those planned."""
-    return _plan_call(responses.Plan, spec, against, _JSON)
+    return _plan_call(SpecPlan, spec, against, _JSON)
 
 
 def plan_text(spec: Spec, *, against: str | None = None) -> HttpCall[str]:

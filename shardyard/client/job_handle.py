@@ -1,21 +1,15 @@
 """What `Job` and `AsyncJob` have in common: the last known status of a job, and its form in a notebook."""
 
-from html import escape
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from shardyard.client import endpoints
+from shardyard.client.notebook import render_job_card
 from shardyard.client.transport import HttpCall
 from shardyard.contract.errors import ShardyardError
 from shardyard.contract.responses import JobStatus, JobSummary, ReasonView
-
-if TYPE_CHECKING:
-    from shardyard.client.report import SplitReport
+from shardyard.errors import JobFailed
 
 T = TypeVar("T")
-
-#: Colours of states on a light and on a dark page alike; the word stands beside them.
-_COLOURS: Final = {"queued": "#b45309", "succeeded": "#15803d", "failed": "#b91c1c", "cancelled": "#7e22ce"}
-_RUNNING: Final = "#2f6bb3"
 
 
 class JobHandle:
@@ -54,6 +48,11 @@ class JobHandle:
     def summary(self) -> JobSummary:
         """The fields of the job that a list has."""
         return self._known
+
+    def _raise_unless_succeeded(self) -> None:
+        """Raises JobFailed if the job has ended otherwise."""
+        if self.ended and not self.succeeded:
+            raise JobFailed(self._known)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.id == other.id
@@ -114,30 +113,3 @@ class AwaitedJobHandle(JobHandle):
     def _repr_html_(self) -> str:
         """For a notebook, which does not await: its state when it was last looked at, without the picture."""
         return render_job_card(self._known, None)
-
-
-def render_job_card(known: JobSummary, report: "SplitReport | None") -> str:
-    """A job as HTML for a notebook: its state and why, how far it is, what was found, and the picture of the split.
-
-    Names and messages are other people's, and are escaped.
-    """
-    colour = _COLOURS.get(known.state, _RUNNING)
-    state = f"<span style='color:{colour};font-weight:600'>{escape(known.state)}</span>"
-    why = f"<span style='opacity:.75'>{escape(_reason_text(known))}</span>"
-    parts = [f"<div><b>{escape(known.name)}</b> {state} {why}<br><code>{escape(known.id)}</code>"]
-    progress = known.progress if isinstance(known, JobStatus) else None
-    if progress is not None and not known.ended and progress.fraction is not None:
-        parts.append(
-            f"<br><progress max='1' value='{min(max(progress.fraction, 0.0), 1.0):.4f}'></progress> "
-            f"{progress.fraction:.0%}"
-        )
-    if report is not None:
-        warnings = [finding for finding in report.findings if finding.severity != "info"]
-        parts += [f"<br>warning: {escape(finding.message)}" for finding in warnings]
-        parts.append(f"<div style='margin-top:.5em;overflow-x:auto'>{report.svg()}</div>")
-    return "".join([*parts, "</div>"])
-
-
-def _reason_text(known: JobSummary) -> str:
-    said = known.reason.message
-    return "" if said == known.state else said

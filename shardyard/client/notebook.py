@@ -1,0 +1,119 @@
+"""How jobs, lists and plans show themselves in a notebook. Names and messages are other people's, and are escaped."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from shardyard.contract.plain_text import escape_unsafe
+from shardyard.contract.responses import JobStatus, JobSummary, ListedJob, Plan
+from shardyard.formatting import format_age, format_duration, format_number, seconds_between, short_id
+
+if TYPE_CHECKING:
+    from shardyard.client.report import SplitReport
+
+#: Colours of states on a light and on a dark page alike; the word stands beside them.
+_COLOURS: Final = {"queued": "#b45309", "succeeded": "#15803d", "failed": "#b91c1c", "cancelled": "#7e22ce"}
+_RUNNING: Final = "#2f6bb3"
+#: Rows of a table, and characters of a traceback, that a page shows.
+MAX_ROWS = 200
+MAX_TRACEBACK = 20_000
+#: Of a plan; of more devices the first ones stand for all.
+MAX_DEVICES = 64
+
+
+class SpecPlan(Plan, frozen=True, kw_only=True):
+    """The predicted splits of one epoch, with findings. A notebook shows what each device would get."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"phase": pattern.phase, "steps": pattern.steps, "batch": pattern.batch_rows}
+            | {f"device {device}": count for device, count in enumerate((pattern.rows or ())[:MAX_DEVICES])}
+            for pattern in self.patterns
+        ]
+        found = [f"<div>{escape(one.severity)}: {escape(one.message)}</div>" for one in self.findings]
+        notes = [f"<div style='opacity:.75'>{escape(note)}</div>" for note in self.notes.values()]
+        return "".join([render_table(rows), *found, *notes])
+
+
+def render_job_card(known: JobSummary, report: "SplitReport | None") -> str:
+    """A job: its state and why, how far it is or where it failed, what was found, and the picture of the split."""
+    said = known.reason.message
+    why = f"<span style='opacity:.75'>{escape('' if said == known.state else said)}</span>"
+    parts = [f"<div><b>{escape(known.name)}</b> {_state(known.state)} {why}<br><code>{escape(known.id)}</code>"]
+    progress = known.progress if isinstance(known, JobStatus) else None
+    if progress is not None and not known.ended and progress.fraction is not None:
+        parts.append(
+            f"<br><progress max='1' value='{min(max(progress.fraction, 0.0), 1.0):.4f}'></progress> "
+            f"{progress.fraction:.0%}"
+        )
+    if isinstance(known, JobStatus):
+        parts += _render_result(known)
+    if report is not None:
+        warnings = [finding for finding in report.findings if finding.severity != "info"]
+        parts += [f"<br>warning: {escape(finding.message)}" for finding in warnings]
+        parts.append(f"<div style='margin-top:.5em;overflow-x:auto'>{report.svg()}</div>")
+    return "".join([*parts, "</div>"])
+
+
+def _render_result(status: JobStatus) -> list[str]:
+    if status.state == "failed" and status.error:
+        told = str(status.error.get("traceback") or status.error.get("message") or "").rstrip()
+        advice = status.error.get("advice")
+        shown = escape(escape_unsafe(told[-MAX_TRACEBACK:], keep="\t\n"))
+        return [f"<pre style='margin:.5em 0;overflow-x:auto'>{shown}</pre>"] + (
+            [f"<div>{escape(str(advice))}</div>"] if advice else []
+        )
+    numbers = {"loss": (status.result or {}).get("loss")} | ((status.result or {}).get("metrics") or {})
+    known = [f"{escape(name)} {format_number(value)}" for name, value in numbers.items() if value is not None]
+    return [f"<br>{', '.join(known)}"] if known else []
+
+
+def render_jobs(jobs: Sequence[JobSummary], *, more: bool) -> str:
+    """A list of jobs, a line for each."""
+    rows = [
+        {
+            "job": short_id(job.id),
+            "name": job.name,
+            "state": job.state,
+            "outcome": "" if job.reason.message == job.state or job.state == "succeeded" else job.reason.message,
+            "runs": f"{job.strategy} on {job.devices * job.nodes}",
+            "progress": f"{job.progress.fraction:.0%}"
+            if isinstance(job, ListedJob) and job.progress is not None and job.progress.fraction is not None
+            else "",
+            "age": format_age(seconds_between(job.created_at, None)),
+            "took": ""
+            if job.finished_at is None
+            else format_duration(seconds_between(job.started_at, job.finished_at)),
+        }
+        for job in jobs
+    ]
+    return render_table(rows) + ("<div style='opacity:.75'>and more</div>" if more else "")
+
+
+def render_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a table; the first `MAX_ROWS` of them."""
+    if not rows:
+        return "<div style='opacity:.75'>nothing</div>"
+    columns = list(dict.fromkeys(name for row in rows[:MAX_ROWS] for name in row))
+    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td style=text-align:left>{_cell(name, row.get(name))}</td>' for name in columns)}</tr>"
+        for row in rows[:MAX_ROWS]
+    )
+    more = f"<div style='opacity:.75'>and {len(rows) - MAX_ROWS} more</div>" if len(rows) > MAX_ROWS else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "state":
+        return _state(str(value))
+    if isinstance(value, datetime):
+        return escape(value.astimezone().strftime("%Y-%m-%d %H:%M:%S"))
+    return escape(format_number(value) if isinstance(value, float) else str(value))
+
+
+def _state(state: str) -> str:
+    return f"<span style='color:{_COLOURS.get(state, _RUNNING)};font-weight:600'>{escape(state)}</span>"
