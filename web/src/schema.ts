@@ -112,6 +112,16 @@ export interface components {
             output_device_memory_skew: components["schemas"]["ValuePair"];
         };
         /**
+         * BlockView
+         * @description Nodes that an engine gives together. `state` is `submitting`, `pending`, `starting` (its nodes have not joined) or `running`; `why` is the engine's word for a wait. `id` is empty before the engine has answered.
+         */
+        BlockView: {
+            id: string;
+            nodes: number;
+            state: string;
+            why: string;
+        };
+        /**
          * BoxRightView
          * @description One thing that a job may have for itself. `why` says, where it has not, why not.
          */
@@ -456,6 +466,35 @@ export interface components {
             token: components["schemas"]["NewToken"] | null;
         };
         /**
+         * DeviceUse
+         * @description An attempt that had a device, from its claim to its end.
+         */
+        DeviceUse: {
+            begun_at: string;
+            ended_at: string;
+            job: string | null;
+            attempt: number | null;
+            reason: string | null;
+        };
+        /**
+         * DeviceUseList
+         * @description Who had which device since a time, the newest 48 attempts of each. What has a device now is in its node.
+         */
+        DeviceUseList: {
+            since: string;
+            devices: components["schemas"]["DeviceUses"][];
+        };
+        /**
+         * DeviceUses
+         * @description Who had a device. `id` is its `name_in_fleet`.
+         */
+        DeviceUses: {
+            id: string;
+            node: string;
+            label: string;
+            uses: components["schemas"]["DeviceUse"][];
+        };
+        /**
          * DeviceView
          * @description A device of a node. `name_in_fleet` names it for `GET /v1/devices/{id}/history`; `suspected` says why it should be checked, or put into quarantine.
          */
@@ -495,6 +534,20 @@ export interface components {
             from: number;
             to: number;
             bytes: number;
+        };
+        /**
+         * EngineView
+         * @description The engine that gives a pool its nodes, as its provider says: each node has `node_devices`. `error` is why it gives none now; a `silent` provider has not been heard of lately.
+         */
+        EngineView: {
+            name: string;
+            provider: string;
+            silent: boolean;
+            node_devices: number;
+            min_nodes: number;
+            max_nodes: number;
+            error: string | null;
+            blocks: components["schemas"]["BlockView"][];
         };
         /** Evaluation */
         Evaluation: {
@@ -597,6 +650,16 @@ export interface components {
         JobList: {
             jobs: components["schemas"]["ListedJob"][];
             next: string | null;
+        };
+        /**
+         * JobReference
+         * @description As much of a job as is needed to choose it among several.
+         */
+        JobReference: {
+            id: string;
+            name: string;
+            state: string;
+            created_at: string | null;
         };
         /** JobSpec */
         JobSpec: {
@@ -768,6 +831,19 @@ export interface components {
             others: number[];
         };
         /**
+         * JoinRequest
+         * @description A machine that joins as this node. `wants_token`: it needs one for its files, or has one that is good.
+         */
+        JoinRequest: {
+            /** Node */
+            node: string;
+            /**
+             * Wants Token
+             * @default true
+             */
+            wants_token?: boolean;
+        };
+        /**
          * KeptNodesView
          * @description Nodes that are kept for a large job which has waited long: `job` is its id where it is the caller's.
          */
@@ -861,7 +937,7 @@ export interface components {
         };
         /**
          * LogPage
-         * @description Log lines in order of time, of the streams that `streams` names. `next` is the cursor of the following page, whichever streams are asked for then; `ended` is true if the attempt will write no more lines.
+         * @description Log lines in order of time, of the streams that `streams` names. `next` is the cursor of the following page, whichever streams are asked for then; `ended` is true if the attempt will write no more lines. `cut_off`: these are the last that are here, and not the last that it printed: the others were lost with its node, or still come.
          */
         LogPage: {
             attempt: number;
@@ -870,6 +946,7 @@ export interface components {
             dropped: components["schemas"]["DroppedLines"][];
             next: string | null;
             ended: boolean;
+            cut_off: boolean;
         };
         /**
          * LowDiskView
@@ -904,7 +981,7 @@ export interface components {
         /**
          * NewTokenRequest
          * @description A new token. `tenant` is by default the caller's; a token without `expires_in_seconds` does not expire, and one
-         *     without `quota` may use what its tenant may use. `node` is for the scope `node` alone, which stands alone.
+         *     without `quota` may use what its tenant may use. `node` is for the scopes `node` and `join`, which stand alone.
          */
         NewTokenRequest: {
             /** Name */
@@ -1044,6 +1121,35 @@ export interface components {
             wall_ms?: number | null;
         };
         /**
+         * NodeReachView
+         * @description Whether the service's host reaches a joining node at `address`; `why` not.
+         */
+        NodeReachView: {
+            reached: boolean;
+            address: string;
+            why: string;
+        };
+        /**
+         * NodeSetup
+         * @description What a node needs. Not by `repr`, which ends in logs. `token` has the scope `node`, and is empty where the node said that it has one. The URLs of Redis have passwords; whoever uses them adds the file of `authority`, the PEM text of what signs the service's certificates. `torch` is the version on the host of the API, if it has one. `address_seen` is where the request came from, `alive_on` the host of a living node with the same name, and `now_us` the service's clock: microseconds since the epoch.
+         */
+        NodeSetup: {
+            node: string;
+            token: string;
+            url: string;
+            redis_url: string;
+            telemetry_url: string;
+            supervisor_redis_url: string;
+            supervisor_telemetry_url: string;
+            authority: string;
+            secret_keys: string;
+            version: string;
+            torch: string;
+            address_seen: string;
+            alive_on: string;
+            now_us: number;
+        };
+        /**
          * NodeView
          * @description A node. One that is `unboxed` lacks the box that its pool demands, and takes no work; nor does one with a `low_disk`, until there is room. One that is `virtual` shares its machine with others, as `up --nodes` makes them. Nodes of one `topology` are close to each other.
          */
@@ -1068,6 +1174,7 @@ export interface components {
             low_disk: components["schemas"]["LowDiskView"] | null;
             virtual: boolean;
             topology: string;
+            block: string | null;
         };
         /** Parallelism */
         Parallelism: {
@@ -1250,6 +1357,7 @@ export interface components {
             };
             unboxed: number;
             low_disk: number;
+            engine: components["schemas"]["EngineView"] | null;
         };
         /**
          * PostedDelivery
@@ -1290,6 +1398,8 @@ export interface components {
             instance: string;
             /** @default [] */
             errors?: components["schemas"]["FieldError"][];
+            /** @default [] */
+            candidates?: components["schemas"]["JobReference"][];
         };
         /**
          * ProfileList
@@ -1448,6 +1558,16 @@ export interface components {
             flop_per_step: components["schemas"]["ValuePair"];
             flop_per_second: components["schemas"]["ValuePair"];
             mfu: components["schemas"]["ValuePair"];
+        };
+        /**
+         * ReachRequest
+         * @description Where a machine that joins listens, at the address that the request comes from, and what it says there.
+         */
+        ReachRequest: {
+            /** Port */
+            port: number;
+            /** Nonce */
+            nonce: string;
         };
         /** Readiness */
         Readiness: {
@@ -1632,6 +1752,57 @@ export interface components {
             rehearsal: boolean;
             resumed: components["schemas"]["Resumed"] | null;
         };
+        /**
+         * ResolvedJob
+         * @description The job that a reference stands for, and how it was found. `others` have the same name: those before it, the newest first, and ten at most.
+         */
+        ResolvedJob: {
+            id: string;
+            name: string;
+            state: string;
+            reason: components["schemas"]["ReasonView"];
+            pool: string;
+            devices: number;
+            nodes: number;
+            strategy: string;
+            priority: number;
+            labels: {
+                [key: string]: string;
+            };
+            attempt: number;
+            cancel_requested: boolean;
+            created_at: string;
+            started_at: string | null;
+            first_step_at: string | null;
+            finished_at: string | null;
+            placement: components["schemas"]["PlacementView"][];
+            archived: boolean;
+            links: {
+                [key: string]: string;
+            };
+            version: number;
+            queue_position: number | null;
+            retries: number;
+            max_retries: number;
+            losses: number;
+            start_after: string | null;
+            preemptions: number;
+            suspended: boolean;
+            retry_at: string | null;
+            checkpoint: components["schemas"]["CheckpointView"] | null;
+            parent_id: string | null;
+            batch_size: number | null;
+            global_batch_size: number | null;
+            start: string;
+            rehearsal: boolean;
+            network: string | null;
+            progress: components["schemas"]["Progress"] | null;
+            result: Record<string, never> | null;
+            error: Record<string, never> | null;
+            spec: Record<string, never>;
+            matched: string;
+            others: components["schemas"]["JobReference"][];
+        };
         /** Resources */
         Resources: {
             /**
@@ -1687,10 +1858,10 @@ export interface components {
         };
         /**
          * Scope
-         * @description What a token may do. Each scope of people includes those before it; `node` stands for itself.
+         * @description What a token may do. Each scope of people includes those before it; `node` and `join` stand for themselves.
          * @enum {string}
          */
-        Scope: "read" | "submit" | "priority" | "admin" | "node";
+        Scope: "read" | "submit" | "priority" | "admin" | "node" | "join";
         /**
          * ScriptProgram
          * @description The user's own program, which runs unchanged, as under `python entrypoint args`, once for each rank.

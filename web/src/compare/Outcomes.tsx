@@ -1,5 +1,7 @@
 // What became of each run, and in what their specs differ.
 
+import { useState } from "preact/hooks";
+
 import type { JobStatus, Report } from "../api";
 import { asked, between, clock, duration, number } from "../format";
 import { StateMark } from "../parts/State";
@@ -15,6 +17,8 @@ export interface Run {
 }
 
 const METRICS = 12;
+/** Fields that are there at first. */
+const FIELDS = 10;
 
 export function Outcomes(props: { runs: readonly Run[]; remove: (id: string) => void }) {
   const { runs } = props;
@@ -92,7 +96,9 @@ export function Outcomes(props: { runs: readonly Run[]; remove: (id: string) => 
 
 export function SpecDiff(props: { runs: readonly Run[] }) {
   const { runs } = props;
+  const [all, setAll] = useState(false);
   const found = differences(runs.map((run) => run.job.spec as Json));
+  const shown = all ? found : found.slice(0, FIELDS);
   if (!found.length) return <p class="muted">Their specs are the same.</p>;
   return (
     <div class="scroll" tabIndex={0} role="group" aria-label="Differences of the specs">
@@ -109,7 +115,7 @@ export function SpecDiff(props: { runs: readonly Run[] }) {
           </tr>
         </thead>
         <tbody>
-          {found.map(([path, values]) => (
+          {shown.map(([path, values]) => (
             <tr key={path}>
               <th scope="row" class="mono">
                 {path}
@@ -127,6 +133,11 @@ export function SpecDiff(props: { runs: readonly Run[] }) {
           ))}
         </tbody>
       </table>
+      {found.length > shown.length && (
+        <button class="plain" onClick={() => setAll(true)}>
+          All {found.length} fields
+        </button>
+      )}
     </div>
   );
 }

@@ -30,7 +30,7 @@ export function MergedLog(props: {
     let over = false;
     const newest = throttled(async () => {
       const page = await read(source, { tail: HELD });
-      if (!over) setLines(page.lines);
+      if (!over) setLines(merged([], page.lines));
     });
     void newest();
     const stops = [
