@@ -12,7 +12,7 @@ from api.jobs import plan_service
 from api.schemas import examples
 from jobs import store
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
-from shardyard.contract.fleet import DeviceHistory, NodeList, NodeView, PoolList, PoolView
+from shardyard.contract.fleet import DeviceHistory, DeviceUseList, NodeList, NodeView, PoolList, PoolView
 
 ServiceDep = Annotated[FleetService, Depends(service_of(FleetService))]
 router = APIRouter(tags=["fleet"])
@@ -53,6 +53,16 @@ async def end_block(who: Admin, fleet: ServiceDep, pool: PoolName, block: BlockI
 @router.get("/v1/nodes", **describe("List nodes", NodeList))
 async def nodes(who: Caller, fleet: ServiceDep) -> Response:
     return responses.json_response(await fleet.list_nodes(who))
+
+
+@router.get("/v1/devices/use", **describe("List who had which device", DeviceUseList))
+async def device_uses(
+    who: Caller,
+    fleet: ServiceDep,
+    hours: Annotated[float, Query(gt=0, le=168, description="how far back")] = 24,
+) -> Response:
+    """Attempts that have ended, by the device that they had, the newest first."""
+    return responses.json_response(await fleet.list_device_uses(who, hours))
 
 
 @router.get(

@@ -1,5 +1,7 @@
 """The service of pools and nodes."""
 
+import time
+
 import msgspec
 
 from api.data.fleet_cache import FleetCache
@@ -15,7 +17,12 @@ from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from jobs.store.provided_pools import end_block
 from shardyard.contract.errors import Forbidden, NotFound
-from shardyard.contract.fleet import DeviceHistory, NodeList, NodeView, PoolList, PoolView
+from shardyard.contract.fleet import DeviceHistory, DeviceUseList, DeviceUses, NodeList, NodeView, PoolList, PoolView
+from shardyard.contract.responses import at
+
+#: Devices that a view of all of them has, and that one call on Redis reads.
+MAX_LISTED_DEVICES = 1024
+DEVICES_A_CALL = 64
 
 
 class FleetService:
@@ -58,6 +65,19 @@ class FleetService:
             raise NotFound(f"there is no device {name!r}; `GET /v1/nodes` lists them, each with its name_in_fleet")
         following = None if page.next is None else cursors.encode_position(page.next)
         return views.device_history(device, where, page, who.tenant, following)
+
+    async def list_device_uses(self, who: Principal, hours: float) -> DeviceUseList:
+        """Who had which device in the last `hours`."""
+        since = time.time_ns() // 1000 - int(hours * 3_600_000_000)
+        fleet = await self._fleet.read_fleet(max_age=0)
+        places = [(node, device) for node in fleet.nodes for device in node.info.devices][:MAX_LISTED_DEVICES]
+        uses: list[DeviceUses] = []
+        for first in range(0, len(places), DEVICES_A_CALL):
+            some = places[first : first + DEVICES_A_CALL]
+            names = [device.name_in_fleet(node.id) for node, device in some]
+            lines = await self._store.run(store.read_recent_history(names, since))
+            uses += [views.device_uses(*place, found, who.tenant) for place, found in zip(some, lines, strict=True)]
+        return DeviceUseList(since=at(since), devices=uses)
 
     async def drain_node(self, who: Principal, node: str, body: bytes) -> NodeView:
         """Give a node no new work. Running attempts continue, or move to other nodes at the deadline.

@@ -1,7 +1,7 @@
 """Pure functions that turn the store's records into answers, with the messages of queued jobs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,8 @@ from shardyard.contract.fleet import (
     BoxView,
     DeviceHistory,
     DeviceHistoryLine,
+    DeviceUse,
+    DeviceUses,
     DeviceView,
     EngineView,
     LowDiskView,
@@ -384,6 +386,22 @@ def device_history(
         lines=lines,
         next=following,
     )
+
+
+def device_uses(node: NodeRecord, device: DeviceRecord, lines: Iterable[HistoryLine], tenant: str) -> DeviceUses:
+    attempts = [line for line in lines if line.event == "attempt"]
+    return DeviceUses(
+        id=device.name_in_fleet(node.id),
+        node=node.id,
+        label=device.label,
+        uses=[_device_use(line, tenant) for line in attempts],
+    )
+
+
+def _device_use(line: HistoryLine, tenant: str) -> DeviceUse:
+    seen = _history_line(line, tenant)
+    begun = at(line.at - int(line.seconds * 1e6))
+    return DeviceUse(begun_at=begun, ended_at=at(line.at), job=seen.job, attempt=seen.attempt, reason=seen.reason)
 
 
 def _history_line(line: HistoryLine, tenant: str) -> DeviceHistoryLine:

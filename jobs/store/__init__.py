@@ -56,7 +56,7 @@ from jobs.store.bundles import (
     unknown_bundle,
 )
 from jobs.store.call import Call
-from jobs.store.device_history import MAX_HISTORY_LINES, HistoryPage, read_history
+from jobs.store.device_history import MAX_HISTORY_LINES, HistoryPage, read_history, read_recent_history
 from jobs.store.jobs import (
     IDEMPOTENCY_SECONDS,
     MAX_CANCEL_SCANNED,
@@ -208,6 +208,7 @@ __all__ = [
     "read_fleet",
     "read_heartbeats",
     "read_history",
+    "read_recent_history",
     "read_job",
     "read_profile",
     "read_records",

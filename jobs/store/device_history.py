@@ -10,6 +10,8 @@ from jobs.store.call import Call, call_function
 
 #: Lines that are kept of each device.
 MAX_HISTORY_LINES = 100
+#: Lines of each device that a view of all of them has.
+MAX_RECENT_LINES = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ def read_history(device: str, *, before: int | None = None, limit: int = MAX_HIS
     return call_function(
         "read_history", decode, device=device, before="" if before is None else before, limit=limit + 1
     )
+
+
+def read_recent_history(devices: Sequence[str], since: int) -> Call[tuple[tuple[HistoryLine, ...], ...]]:
+    """The newest lines of each device since a time in microseconds, the newest first. Devices are given as for
+    `read_history`."""
+
+    def decode(reply: Sequence[Sequence[bytes]]) -> tuple[tuple[HistoryLine, ...], ...]:
+        return tuple(tuple(_decoder.decode(line) for line in lines) for lines in reply)
+
+    return call_function("read_recent_history", decode, *devices, since=since, limit=MAX_RECENT_LINES)
 
 
 _decoder = msgspec.json.Decoder(HistoryLine, strict=False)

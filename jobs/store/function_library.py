@@ -56,6 +56,7 @@ _READING = frozenset(
         "read_heartbeats",
         "read_fleet",
         "read_history",
+        "read_recent_history",
         "list_tokens",
         "list_deliveries",
         "list_secrets",

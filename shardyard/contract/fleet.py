@@ -63,6 +63,32 @@ class DeviceHistory(Answer, frozen=True, kw_only=True):
     next: str | None = None
 
 
+class DeviceUse(Answer, frozen=True, kw_only=True):
+    """An attempt that had a device, from its claim to its end."""
+
+    begun_at: datetime
+    ended_at: datetime
+    job: str | None = None  # an id of the caller's tenant, or "another tenant"
+    attempt: int | None = None
+    reason: str | None = None  # how the attempt ended
+
+
+class DeviceUses(Answer, frozen=True, kw_only=True):
+    """Who had a device. `id` is its `name_in_fleet`."""
+
+    id: str
+    node: str
+    label: str
+    uses: list[DeviceUse]
+
+
+class DeviceUseList(Answer, frozen=True, kw_only=True):
+    """Who had which device since a time, the newest 48 attempts of each. What has a device now is in its node."""
+
+    since: datetime
+    devices: list[DeviceUses]
+
+
 class BoxRightView(Answer, frozen=True, kw_only=True):
     """One thing that a job may have for itself. `why` says, where it has not, why not."""
 

@@ -466,6 +466,35 @@ export interface components {
             token: components["schemas"]["NewToken"] | null;
         };
         /**
+         * DeviceUse
+         * @description An attempt that had a device, from its claim to its end.
+         */
+        DeviceUse: {
+            begun_at: string;
+            ended_at: string;
+            job: string | null;
+            attempt: number | null;
+            reason: string | null;
+        };
+        /**
+         * DeviceUseList
+         * @description Who had which device since a time, the newest 48 attempts of each. What has a device now is in its node.
+         */
+        DeviceUseList: {
+            since: string;
+            devices: components["schemas"]["DeviceUses"][];
+        };
+        /**
+         * DeviceUses
+         * @description Who had a device. `id` is its `name_in_fleet`.
+         */
+        DeviceUses: {
+            id: string;
+            node: string;
+            label: string;
+            uses: components["schemas"]["DeviceUse"][];
+        };
+        /**
          * DeviceView
          * @description A device of a node. `name_in_fleet` names it for `GET /v1/devices/{id}/history`; `suspected` says why it should be checked, or put into quarantine.
          */

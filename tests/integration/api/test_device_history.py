@@ -104,3 +104,16 @@ async def test_a_suspected_device_says_why_until_it_is_set_apart(api: Api) -> No
     assert (line["event"], line["by"], line["quarantine"]) == ("quarantined", "operator", "secret")
     theirs = (await history(api, "host-a:cpu:1", headers=api.token(Scope.READ, tenant="rival")))["lines"][0]
     assert "secret" not in theirs["quarantine"]
+
+
+async def test_who_had_which_device_lately_is_listed_for_all_of_them(api: Api) -> None:
+    api.node(devices=2)
+    run(api, "first", 2, {})
+    run(api, "theirs", 1, {}, tenant="rival")
+    found = await api.get("/v1/devices/use", params={"hours": 1})
+    uses = {device["label"]: device["uses"] for device in found["devices"]}
+    assert [use["job"] for use in uses["cpu:0"]] == ["another tenant", "first"]
+    assert [(use["job"], use["attempt"], use["reason"]) for use in uses["cpu:1"]] == [("first", 1, "completed")]
+    assert found["since"] < uses["cpu:1"][0]["begun_at"] <= uses["cpu:1"][0]["ended_at"]
+    wrong = await api.client.get("/v1/devices/use", params={"hours": 169})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_request")

@@ -16,7 +16,7 @@ export function Offline() {
   }, [lost]);
   if (lostAt.value == null) return null;
   return (
-    <div class="offline" role="alert">
+    <div class="not-answering" role="alert">
       <b>Not live.</b> The service has not answered since {clock(new Date(lostAt.value).toISOString())}; this page shows
       what was known then, and its clocks stand still. It tries again by itself.
     </div>

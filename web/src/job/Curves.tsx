@@ -89,7 +89,7 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
   );
 }
 
-function Looks(props: { look: Look; set: (look: Look) => void }) {
+export function Looks(props: { look: Look; set: (look: Look) => void }) {
   const { look, set } = props;
   return (
     <div class="row looks">

@@ -3,8 +3,9 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import type { LogLine } from "../api";
 import { clock, count, plural } from "../format";
+import { levelOf } from "./levels";
 import { around, earlier, grown, type Lines, later, newest, read, type Source } from "./lines";
-import { useMatches } from "./matches";
+import { isFilter, useMatches, type Wanted } from "./matches";
 import type { Feed } from "./watch";
 
 /** Where to go: to the end of all logs, or to a step or line of all of them or of one. */
@@ -16,7 +17,7 @@ const AT_END = 30;
 
 interface Props {
   source: Source;
-  search: string;
+  wanted: Wanted;
   target: Target;
   feed: Feed;
   running: boolean;
@@ -24,7 +25,8 @@ interface Props {
 }
 
 export function LogPane(props: Props) {
-  const { source, search, target, feed } = props;
+  const { source, wanted, target, feed } = props;
+  const search = isFilter(wanted);
   const [held, setHeld] = useState<Lines>({ lines: [], atEnd: false, atStart: false, seen: 0 });
   const [marked, setMarked] = useState(0);
   const [words, setWords] = useState("");
@@ -52,23 +54,23 @@ export function LogPane(props: Props) {
       if (visited === visits.current) busy.current = false;
     }
   };
-  const visit = async (wanted: Target) => {
+  const visit = async (target: Target) => {
     setWords("");
     visits.current += 1;
     busy.current = false;
-    if (wanted.to === "end") {
+    if (target.to === "end") {
       follows.current = true;
       setMarked(0);
       return put(newest(source));
     }
-    if (wanted.device != null && wanted.device !== source.device) return;
+    if (target.device != null && target.device !== source.device) return;
     follows.current = false;
-    let seq = wanted.number;
-    if (wanted.to === "step") {
+    let seq = target.number;
+    if (target.to === "step") {
       const visited = visits.current;
-      const found = await read(source, { from_step: wanted.number, limit: 1 }).catch(() => null);
+      const found = await read(source, { from_step: target.number, limit: 1 }).catch(() => null);
       if (visited !== visits.current) return;
-      if (!found?.lines[0]) return setWords(`no line of step ${count(wanted.number)} or later`);
+      if (!found?.lines[0]) return setWords(`no line of step ${count(target.number)} or later`);
       seq = found.lines[0].seq;
     }
     await put(around(source, seq), () => setMarked(seq));
@@ -122,7 +124,7 @@ export function LogPane(props: Props) {
     }
   };
 
-  const found = useMatches(source, search, feed);
+  const found = useMatches(source, wanted, feed);
   const shown = search ? found.lines : held.lines;
   const last = held.lines.at(-1)?.seq;
   return (
@@ -147,10 +149,10 @@ export function LogPane(props: Props) {
       </header>
       <ol ref={list} class="mono" tabIndex={0} aria-label={`lines of device ${source.device}`} onScroll={scrolled}>
         {shown.map((line) => (
-          <Line
+          <LogLineView
             key={line.seq}
             line={line}
-            wanted={search.toLowerCase()}
+            wanted={wanted.search.toLowerCase()}
             marked={line.seq === marked}
             show={search ? props.show : undefined}
           />
@@ -162,22 +164,28 @@ export function LogPane(props: Props) {
 
 interface LineProps {
   line: LogLine;
+  /** Said in front of it, where lines of several devices are together. */
+  device?: boolean;
   wanted: string;
   marked: boolean;
   show: ((seq: number) => void) | undefined;
 }
 
 /** Drawn again only when it looks different: there are thousands of them. */
-class Line extends Component<LineProps> {
+export class LogLineView extends Component<LineProps> {
   override shouldComponentUpdate(next: LineProps): boolean {
     const { line, wanted, marked, show } = this.props;
     return line !== next.line || wanted !== next.wanted || marked !== next.marked || !show !== !next.show;
   }
 
-  override render({ line, wanted, marked, show }: LineProps) {
+  override render({ line, wanted, marked, show, device }: LineProps) {
     const title = `line ${line.seq}, ${line.stream}, rank ${line.rank}${line.step == null ? "" : `, step ${line.step}`}`;
     return (
-      <li class={`${line.stream}${marked ? " marked" : ""}`} data-seq={line.seq} title={title}>
+      <li
+        class={`${line.stream} level-${levelOf(line.text)}${marked ? " marked" : ""}`}
+        data-seq={line.seq}
+        title={title}
+      >
         {show ? (
           <button class="plain at" title="show it among its neighbours" onClick={() => show(line.seq)}>
             {count(line.seq)}
@@ -185,6 +193,7 @@ class Line extends Component<LineProps> {
         ) : (
           <span class="at">{clock(line.at).slice(-8)}</span>
         )}
+        {device && <span class={`src of-device d${line.device % 8}`}>{line.device}</span>}
         {(line.stream === "stderr" || line.stream === "service") && <span class="src">{line.stream}</span>}
         <bdi>{wanted ? highlighted(line.text, wanted) : line.text}</bdi>
       </li>

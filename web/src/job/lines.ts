@@ -28,7 +28,8 @@ export const ALL_STREAMS = "all";
 export interface Source {
   id: string;
   attempt: number;
-  device: number;
+  /** null: all of them, by time. */
+  device: number | null;
   /** `OWN_STREAMS` or `ALL_STREAMS`. */
   streams: string;
 }
@@ -40,7 +41,7 @@ export function shows(source: Source, line: LogLine): boolean {
 export function read(source: Source, query: Record<string, string | number>): Promise<LogPage> {
   const wanted = new URLSearchParams({
     attempt: String(source.attempt),
-    device: String(source.device),
+    ...(source.device == null ? {} : { device: String(source.device) }),
     stream: source.streams,
   });
   for (const [name, value] of Object.entries(query)) wanted.set(name, String(value));

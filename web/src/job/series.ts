@@ -12,7 +12,7 @@ const MOST = 3000;
 /** Requests that a download of a series may take. */
 const PAGES = 200;
 
-interface Points {
+export interface Points {
   steps: number[];
   /** Milliseconds since the epoch. */
   times: number[];
@@ -65,11 +65,14 @@ export interface Look {
   smoothing: number;
 }
 
-/** What uPlot draws: one column of places on the axis, and one of values for each device. A logarithm takes no zero. */
-export function columns(lines: Lines, look: Look): uPlot.AlignedData {
+/** What uPlot draws: one column of places on the axis, and one of values for each line. A logarithm takes no zero. Lines
+ * that are `apart` each begin at their own time. */
+export function columns(lines: Lines, look: Look, apart = false): uPlot.AlignedData {
   const begun = Math.min(...[...lines.values()].flatMap((points) => points.times.slice(0, 1)));
-  const along = (points: Points) =>
-    look.axis === "step" ? points.steps : points.times.map((time) => Math.max(0, (time - begun) / 1000));
+  const along = (points: Points) => {
+    const from = apart ? (points.times[0] ?? 0) : begun;
+    return look.axis === "step" ? points.steps : points.times.map((time) => Math.max(0, (time - from) / 1000));
+  };
   const places = [...new Set([...lines.values()].flatMap(along))].sort((a, b) => a - b);
   const at = new Map(places.map((place, index) => [place, index]));
   return [

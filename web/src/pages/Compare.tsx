@@ -1,29 +1,28 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { get, type JobList, type JobStatus, type JobSummary, Problem, type Report } from "../api";
+import { get, type JobList, type JobStatus, type ListedJob, Problem, type Report } from "../api";
+import { Outcomes, type Run, SpecDiff } from "../compare/Outcomes";
+import { Overlay } from "../compare/Overlay";
+import { MOST_COMPARED, runsOf } from "../compare/runs";
 import { asked } from "../format";
 import { Bars, scaleOf } from "../parts/Bars";
 import { type Diff, DiffTable } from "../parts/DiffTable";
 import { type By, largest } from "../parts/measures";
 import { BySwitch, SplitMap } from "../parts/SplitMap";
-import { StateMark } from "../parts/State";
-import { go, Link, place, withQuery } from "../router";
+import { go, Link, place } from "../router";
 import { outputDevice } from "./Job";
 
-interface Side {
-  job: JobStatus;
-  report: Report | null;
-}
-
 const RECENT = 100;
+/** Lines of runs, of which eight can be told apart in both themes. */
+const COLOURS = ["#2f7fd6", "#d9772b", "#1f9d72", "#b74fb0", "#c2404f", "#8a7a1f", "#5f6bd0", "#7b8794"];
 
 export function ComparePage() {
-  const ids = ["a", "b"].map((name) => place.value.searchParams.get(name) ?? "");
-  const [recent, setRecent] = useState<JobSummary[]>([]);
-  const [sides, setSides] = useState<(Side | null)[]>([null, null]);
-  const [diff, setDiff] = useState<Diff | null>(null);
+  const ids = runsOf(place.value.searchParams);
+  const key = ids.join();
+  const [recent, setRecent] = useState<ListedJob[]>([]);
+  const [runs, setRuns] = useState<readonly Run[]>([]);
   const [problem, setProblem] = useState("");
-  const [by, setBy] = useState<By>("rows");
+  const set = (next: readonly string[]) => go(next.length ? `/compare?jobs=${next.join(",")}` : "/compare", "replace");
   useEffect(() => {
     document.title = "Compare: Shardyard";
     void get<JobList>(`/v1/jobs?limit=${RECENT}`).then(
@@ -34,47 +33,108 @@ export function ComparePage() {
   useEffect(() => {
     let over = false;
     setProblem("");
-    setDiff(null);
-    const failed = (error: Problem) => !over && setProblem(error.message);
-    Promise.all(ids.map((id) => (id ? side(id) : null))).then((found) => {
-      if (over) return;
-      setSides(found);
-      if (found.every((one) => one?.report))
-        get<Diff>(`/v1/jobs/${ids[0]}/splits/diff?against=${ids[1]}`).then((found) => !over && setDiff(found), failed);
-    }, failed);
+    Promise.all(ids.map(run)).then(
+      (found) => !over && setRuns(found),
+      (error: unknown) => !over && setProblem(error instanceof Problem ? error.message : String(error)),
+    );
     return () => {
       over = true;
     };
-  }, [ids.join()]);
-  const reports = sides.flatMap((one) => one?.report ?? []);
+  }, [key]);
+  const others = recent.filter((job) => !ids.includes(job.id));
   return (
     <>
       <div class="row head">
-        <h1>Compare two runs</h1>
-        <span class="grow" />
-        {reports.length > 0 && <BySwitch by={by} setBy={setBy} />}
-        {diff && (
-          <a class="button" href={`/v1/jobs/${ids[0]}/splits/diff?against=${ids[1]}`} target="_blank" rel="noopener">
-            As a file
-          </a>
-        )}
+        <h1>Compare runs</h1>
+        <label>
+          Add{" "}
+          <select
+            value=""
+            disabled={ids.length >= MOST_COMPARED}
+            onChange={(event) => event.currentTarget.value && set([...ids, event.currentTarget.value])}
+          >
+            <option value="">{ids.length >= MOST_COMPARED ? `${MOST_COMPARED} at most` : "a job"}</option>
+            {others.map((job) => (
+              <option key={job.id} value={job.id}>
+                {(job.name || job.id).slice(0, 60)} ({job.strategy} on {asked(job)}, {job.state}, {job.id.slice(-8)})
+              </option>
+            ))}
+          </select>
+        </label>
+        <span class="muted">
+          or choose several in the <Link to="/">list of jobs</Link>
+        </span>
       </div>
       {problem && (
         <div class="notice bad" role="alert">
           {problem}
         </div>
       )}
+      {runs.length > 0 && (
+        <>
+          <section class="panel" aria-label="Runs">
+            <Outcomes runs={runs} remove={(id) => set(ids.filter((one) => one !== id))} />
+          </section>
+          {runs.length > 1 && (
+            <section class="panel below">
+              <h2>In what their specs differ</h2>
+              <SpecDiff runs={runs} />
+            </section>
+          )}
+          <section class="panel below">
+            <h2>Curves</h2>
+            <Overlay runs={runs} />
+          </section>
+          {runs.length > 1 && <Splits runs={runs} />}
+        </>
+      )}
+    </>
+  );
+}
+
+/** What each device got in the runs, on one scale, and the first two of them in numbers. */
+function Splits(props: { runs: readonly Run[] }) {
+  const { runs } = props;
+  const [by, setBy] = useState<By>("rows");
+  const [diff, setDiff] = useState<Diff | null>(null);
+  const reports = runs.flatMap((one) => one.report ?? []);
+  const [first, second] = runs;
+  const pair =
+    runs.length === 2 && first?.report && second?.report ? `${first.job.id}/splits/diff?against=${second.job.id}` : "";
+  useEffect(() => {
+    setDiff(null);
+    if (pair) void get<Diff>(`/v1/jobs/${pair}`).then(setDiff, () => {});
+  }, [pair]);
+  if (!reports.length) return null;
+  const scale = scaleOf(reports);
+  const most = largest(by, reports);
+  return (
+    <>
+      <div class="row head below">
+        <h2 class="grow">Splits, on one scale</h2>
+        <BySwitch by={by} setBy={setBy} />
+        {pair && (
+          <a class="button" href={`/v1/jobs/${pair}`} target="_blank" rel="noopener">
+            As a file
+          </a>
+        )}
+      </div>
       <div class="columns even">
-        {["a", "b"].map((name, n) => (
-          <div key={name} class="panel">
-            <Choice
-              title={n ? "against" : "this run"}
-              id={ids[n]!}
-              recent={recent}
-              choose={(id) => go(withQuery({ [name]: id }), "replace")}
-            />
-            {sides[n] && ids[n] && (
-              <SideOf side={sides[n]} by={by} most={largest(by, reports)} scale={scaleOf(reports)} />
+        {runs.map((one) => (
+          <div key={one.job.id} class="panel">
+            <p class="row">
+              <i class="swatch" style={{ background: one.colour }} />
+              <b>
+                <bdi>{one.job.name || one.job.id}</bdi>
+              </b>
+            </p>
+            {one.report ? (
+              <>
+                <SplitMap report={one.report} outputDevice={outputDevice(one.job)} by={by} most={most} />
+                <Bars report={one.report} scale={scale} />
+              </>
+            ) : (
+              <p class="muted">No report{one.job.attempt ? "" : ": it has not begun"}.</p>
             )}
           </div>
         ))}
@@ -88,51 +148,8 @@ export function ComparePage() {
   );
 }
 
-function Choice(props: { title: string; id: string; recent: JobSummary[]; choose: (id: string) => void }) {
-  const { id, recent } = props;
-  return (
-    <label class="choice">
-      {props.title}
-      <select value={id} onChange={(event) => props.choose(event.currentTarget.value)}>
-        <option value="">choose a job</option>
-        {id && !recent.some((job) => job.id === id) && <option value={id}>{id}</option>}
-        {recent.map((job) => (
-          <option key={job.id} value={job.id}>
-            {job.name.slice(0, 60)} ({job.strategy} on {asked(job)}, {job.state})
-          </option>
-        ))}
-      </select>
-    </label>
-  );
-}
-
-function SideOf(props: { side: Side; by: By; most: number | null; scale: { times: number; primitives: number } }) {
-  const { job, report } = props.side;
-  return (
-    <>
-      <p class="row">
-        <Link to={`/jobs/${job.id}`} class="name">
-          <bdi>{job.name}</bdi>
-        </Link>
-        <StateMark state={job.state} />
-        <span class="muted">
-          {job.strategy} on {asked(job)}
-        </span>
-      </p>
-      {report ? (
-        <>
-          <SplitMap report={report} outputDevice={outputDevice(job)} by={props.by} most={props.most} />
-          <Bars report={report} scale={props.scale} />
-        </>
-      ) : (
-        <p class="muted">No report{job.attempt ? "" : ": it has not begun"}.</p>
-      )}
-    </>
-  );
-}
-
-async function side(id: string): Promise<Side> {
+async function run(id: string, n: number): Promise<Run> {
   const job = await get<JobStatus>(`/v1/jobs/${encodeURIComponent(id)}`);
   const report = await get<Report>(`/v1/jobs/${id}/splits`).catch(() => null);
-  return { job, report };
+  return { job, report, colour: COLOURS[n % COLOURS.length]! };
 }

@@ -1,5 +1,4 @@
-import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import {
   type Box,
@@ -17,8 +16,12 @@ import {
   type PoolList,
   Problem,
 } from "../api";
+import { Gantt } from "../fleet/Gantt";
+import { type Busy, type BusyByDevice, useUtilisation } from "../fleet/utilisation";
 import { bytes, clock, plural } from "../format";
+import { edit } from "../job/actions";
 import { follow } from "../live";
+import { type Action, Menu } from "../parts/Menu";
 import { Link } from "../router";
 import { type Look, throttled } from "../throttle";
 import { attempt } from "../toast";
@@ -59,6 +62,7 @@ export function NodesPage() {
       stop();
     };
   }, []);
+  const busy = useUtilisation(useMemo(() => [...(sight?.running.values() ?? [])], [sight]));
   return (
     <>
       <div class="row head">
@@ -75,8 +79,9 @@ export function NodesPage() {
         </div>
       )}
       {sight?.pools.map((pool) => (
-        <PoolPart key={pool.name} pool={pool} sight={sight} look={look} />
+        <PoolPart key={pool.name} pool={pool} sight={sight} look={look} busy={busy} />
       ))}
+      {sight && sight.nodes.length > 0 && <Gantt nodes={sight.nodes} running={sight.running} />}
     </>
   );
 }
@@ -99,9 +104,10 @@ async function all(): Promise<Sight> {
   };
 }
 
-function PoolPart(props: { pool: Pool; sight: Sight; look: Look }) {
+function PoolPart(props: { pool: Pool; sight: Sight; look: Look; busy: BusyByDevice }) {
   const { pool, sight } = props;
   const waiting = sight.waiting.filter((job) => job.pool === pool.name);
+  const nodes = sight.nodes.filter((node) => node.pool === pool.name);
   return (
     <section class="panel pool">
       <div class="row">
@@ -119,11 +125,11 @@ function PoolPart(props: { pool: Pool; sight: Sight; look: Look }) {
         value={pool.leased}
         aria-label={`${pool.leased} of ${pool.devices} devices in use`}
       />
-      {sight.nodes
-        .filter((node) => node.pool === pool.name)
-        .map((node) => (
-          <NodePart key={node.id} node={node} sight={sight} look={props.look} />
+      <div class={nodes.length > 2 ? "nodes many" : "nodes"}>
+        {nodes.map((node) => (
+          <NodePart key={node.id} node={node} sight={sight} look={props.look} busy={props.busy} />
         ))}
+      </div>
       <h3>
         {pool.queued ? `${plural(pool.queued, "job")} wait${pool.queued === 1 ? "s" : ""}` : "Nothing waits"}
         {waiting.length < pool.queued && <small>; of the newest {waiting.length}, those that come first</small>}
@@ -147,7 +153,7 @@ function PoolPart(props: { pool: Pool; sight: Sight; look: Look }) {
   );
 }
 
-function NodePart(props: { node: NodeView; sight: Sight; look: Look }) {
+function NodePart(props: { node: NodeView; sight: Sight; look: Look; busy: BusyByDevice }) {
   const { node } = props;
   const operator = may("admin") && (me.value?.operator ?? false);
   const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
@@ -156,6 +162,21 @@ function NodePart(props: { node: NodeView; sight: Sight; look: Look }) {
       await call(method, path, body);
       await props.look(true);
     });
+  const actionsOf = (device: Device): Action[] => {
+    const history = { title: "History", href: `/devices/${encodeURIComponent(device.name_in_fleet)}` };
+    if (!operator) return [history];
+    const place = `${path}/devices/${device.device}/quarantine`;
+    const apart = () => {
+      const reason = window.prompt(`Why is ${device.label} of ${node.id} to be given to nobody?`, QUARANTINE_WORDS);
+      if (reason) void act("POST", place, { reason });
+    };
+    return [
+      history,
+      device.quarantine
+        ? { title: "Use again", act: () => void act("DELETE", place) }
+        : { title: "Set apart …", risky: true, act: apart },
+    ];
+  };
   return (
     <div class="node">
       <div class="row">
@@ -175,6 +196,14 @@ function NodePart(props: { node: NodeView; sight: Sight; look: Look }) {
           {plural(node.cores, "core")} · version {node.version}
           {node.attempts ? ` · ${plural(node.attempts, "attempt")} here` : ""}
         </span>
+        {may("submit") && node.alive && (
+          <button
+            title="A short job on as many devices as this node has; the report says which is slow"
+            onClick={() => edit(testOf(node))}
+          >
+            Test …
+          </button>
+        )}
         {operator &&
           (node.draining ? (
             <button onClick={() => act("DELETE", `${path}/drain`)}>Take work again</button>
@@ -191,36 +220,17 @@ function NodePart(props: { node: NodeView; sight: Sight; look: Look }) {
             Forget
           </button>
         )}
+        <BoxPart box={node.box} />
       </div>
-      <BoxPart box={node.box} />
       <ul class={node.devices.length > 16 ? "slots small" : "slots"}>
         {node.devices.map((device) => (
-          <Slot key={device.device} device={device} job={device.job ? props.sight.running.get(device.job) : undefined}>
-            {operator &&
-              (device.quarantine ? (
-                <button
-                  class="plain"
-                  aria-label={`Use ${device.label} again`}
-                  onClick={() => act("DELETE", `${path}/devices/${device.device}/quarantine`)}
-                >
-                  use again
-                </button>
-              ) : (
-                <button
-                  class="plain apart"
-                  aria-label={`Set ${device.label} apart`}
-                  onClick={() => {
-                    const reason = window.prompt(
-                      `Why is ${device.label} of ${node.id} to be given to nobody?`,
-                      QUARANTINE_WORDS,
-                    );
-                    if (reason) void act("POST", `${path}/devices/${device.device}/quarantine`, { reason });
-                  }}
-                >
-                  set apart
-                </button>
-              ))}
-          </Slot>
+          <Slot
+            key={device.device}
+            device={device}
+            job={device.job ? props.sight.running.get(device.job) : undefined}
+            busy={props.busy.get(`${node.id} ${device.label}`)}
+            actions={actionsOf(device)}
+          />
         ))}
       </ul>
     </div>
@@ -314,8 +324,13 @@ function Drain(props: { drain: (body: { deadline_seconds?: number }) => void }) 
   );
 }
 
-function Slot(props: { device: Device; job: ListedJob | undefined; children: ComponentChildren }) {
-  const { device, job } = props;
+function Slot(props: {
+  device: Device;
+  job: ListedJob | undefined;
+  busy: Busy | undefined;
+  actions: readonly Action[];
+}) {
+  const { device, job, busy } = props;
   const known = device.job && !device.job.includes(" ");
   return (
     <li
@@ -332,19 +347,27 @@ function Slot(props: { device: Device; job: ListedJob | undefined; children: Com
             device.label
           )}
         </b>
-        {props.children}
+        <Menu label={`Actions on ${device.label}`} actions={props.actions}>
+          ⋯
+        </Menu>
       </div>
       <div class="what">
         {device.state !== "leased" ? (
           device.state
         ) : known ? (
-          <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}>
-            <bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi>
+          <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job ?? ""}>
+            <bdi>{job?.name ?? `job …${device.job?.slice(-8)}`}</bdi>
           </Link>
         ) : (
           device.job
         )}
       </div>
+      {busy && (
+        <div class="busy" title={busy.words}>
+          <Spark lately={busy.lately} />
+          <span class="muted ellipsis">{busy.words}</span>
+        </div>
+      )}
       {device.suspected && <div class="why suspected">{device.suspected}; check it, or set it apart</div>}
       {device.quarantine && (
         <div class="why" dir="auto">
@@ -355,4 +378,39 @@ function Slot(props: { device: Device; job: ListedJob | undefined; children: Com
       )}
     </li>
   );
+}
+
+const SPARK = { width: 48, height: 14 } as const;
+
+function Spark(props: { lately: readonly number[] }) {
+  const { lately } = props;
+  const x = (n: number) => (lately.length > 1 ? (n / (lately.length - 1)) * SPARK.width : 0);
+  const points = lately.map(
+    (value, n) => `${x(n).toFixed(1)},${(SPARK.height - 1 - value * (SPARK.height - 2)).toFixed(1)}`,
+  );
+  return (
+    <svg class="spark" viewBox={`0 0 ${SPARK.width} ${SPARK.height}`} aria-hidden="true">
+      <polyline points={points.join(" ")} />
+    </svg>
+  );
+}
+
+/** A job that measures each device of a node beside the others. */
+function testOf(node: NodeView) {
+  const devices = node.devices.filter((device) => device.state !== "quarantined").length;
+  return {
+    name: `test of ${node.id}`.slice(0, 200),
+    pool: node.pool,
+    labels: { test: "devices" },
+    resources: { devices: Math.max(1, devices) },
+    parallelism: { strategy: devices > 1 ? "ddp" : "single" },
+    program: {
+      kind: "recipe",
+      model: { ref: "digits_cnn", args: { channels: 16 } },
+      data: { ref: "digits", args: { split: "train" }, batch_size: 16 },
+      loss: { ref: "cross_entropy" },
+      optimizer: { ref: "sgd", args: { lr: 0.05 } },
+      epochs: 2,
+    },
+  };
 }
