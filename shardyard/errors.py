@@ -97,8 +97,8 @@ __all__ = [
 
 
 class JobFailed(ShardyardError):
-    """A job that was waited for has failed, or was cancelled. The message has its error, with the traceback, and `status`
-    its last status."""
+    """A job that was waited for has failed, or was cancelled. The message has its error, with the traceback, and
+    `status` its last status."""
 
     code: ClassVar[str] = "job_failed"
 

@@ -42,6 +42,7 @@ from workers.runtime.launch import AttemptConfig
 from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.checkpoints.messages import report_messages
+from workers.supervisor.checkpoints.save_hold import SaveHold
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import NOTE_FIELD, DescendantServer
 from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
@@ -60,7 +61,6 @@ from workers.supervisor.rank_activity import RankActivity
 from workers.supervisor.rank_reader import RankReader
 from workers.supervisor.redaction import SecretRedactor
 from workers.supervisor.report.step_blocks import StepBlock
-from workers.supervisor.save_hold import SaveHold
 from workers.supervisor.stall_detector import StallDetector, StallReporter
 from workers.supervisor.stop_sequence import StopSequence
 from workers.supervisor.stop_signal import is_stop_signalled

@@ -11,7 +11,7 @@ from shardyard.contract.stream_events import LogLines
 from tests.faults.hosts.test_join import END_SECONDS, digest_of, ended, project
 from tests.faults.scene.joined_hosts import JoinedService, joined_hosts, wait_for
 from tests.faults.scene.machine import need
-from workers.supervisor.save_hold import FULL, ROOM
+from workers.supervisor.checkpoints.save_hold import FULL, ROOM
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
