@@ -59,9 +59,11 @@ print(hashlib.sha256(body).hexdigest())
 SAVING = """
 import os, pathlib, time
 from shardyard import job
+print("begins", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
 pathlib.Path(os.environ["SHARDYARD_OUTPUT_DIR"], "large.bin").write_bytes(os.urandom(48 << 20))
 pathlib.Path("state.txt").write_text("1")
-print("saves", flush=True)
 while True:
     began = time.monotonic()
     job.checkpoint("state.txt")
@@ -195,8 +197,12 @@ def test_a_script_waits_with_its_next_checkpoint_while_too_much_is_to_be_carried
     joined: JoinedService, tmp_path: Path
 ) -> None:
     with joined.only(2):
+        job = joined.client.submit_script(project(tmp_path / "own", train=SAVING))
+        wait_for(lambda: "begins" in steps(job), END_SECONDS)
         with joined.api_away(2):
-            job = joined.client.submit_script(project(tmp_path / "own", train=SAVING))
+            attempts = joined.machines[2].root / "tmp/home/.local/state/shardyard/box2/attempts"
+            (work,) = attempts.glob(f"*{job.id}*/work")
+            (work / "go").touch()
             events = job.follow(logs="all", stream="all")
             assert any(FULL in line.text for event in events if isinstance(event, LogLines) for line in event.lines)
         assert ended(job).state == "succeeded", job.status
