@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,13 @@ class SlurmService(Service):
 
     def block_output(self) -> str:
         return "\n".join(path.read_text()[-3000:] for path in sorted((self.directory / "blocks").glob("*.out")))
+
+    def kill_host(self, host: str) -> None:
+        """Kill all processes on a host but Slurm's own daemons, as by a memory that is full."""
+        for process in self.cluster.hosts.processes(int(host.removeprefix("sy"))):
+            with suppress(psutil.NoSuchProcess):
+                if process.name() not in ("slurmd", "slurmstepd"):
+                    process.kill()
 
     def processes(self) -> list[str]:
         """What runs on the hosts beside Slurm's own daemons."""

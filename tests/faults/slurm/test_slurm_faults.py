@@ -106,13 +106,13 @@ def test_row_41_a_job_whose_block_is_cancelled_saves_and_goes_on_in_the_next(
     resumes(slurm, job, undisturbed[nodes], SENT_BACK)
 
 
-def test_row_41_a_job_whose_block_is_killed_goes_on_as_soon_as_slurm_says_that_it_is_over(
+def test_row_41_a_job_whose_block_is_killed_without_notice_goes_on_as_soon_as_slurm_says_that_it_is_over(
     slurm: SlurmService, undisturbed: dict[int, Any]
 ) -> None:
     job = train(slurm)
     saved(slurm, job)
     block, began = slurm.block_of(job), time.monotonic()
-    slurm.cluster.run("scancel", "--signal=KILL", "--full", block)
+    slurm.kill_host(slurm.host_of(job))
     eventually(lambda: slurm.attempts(job)[0].reason, "the attempt has ended")
     assert time.monotonic() - began < slurm.settings.lease_seconds, "which its lease alone would have taken"
     resumes(slurm, job, undisturbed[1], LOST)
