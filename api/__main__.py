@@ -27,6 +27,7 @@ from jobs.model.settings import Settings
 from jobs.store.client import connect
 from jobs.support import logging_config
 from jobs.support.descriptors import raise_descriptor_limit
+from jobs.support.service_manager import ServiceManager, take_service_manager
 
 log = structlog.get_logger("api")
 
@@ -42,28 +43,41 @@ SWITCH_SECONDS = 0.0005
 WANTED_DESCRIPTORS = 8192
 #: Of them, those kept back for files and Redis: connections of clients get the others, but some at least.
 KEPT_DESCRIPTORS, MIN_CONNECTIONS = 256, 64
-#: Ticks of uvicorn, a tenth of a second each, between two looks at the certificate's files.
-CERTIFICATE_TICKS = 50
+#: Of uvicorn's loop.
+TICKS_PER_SECOND = 10
+#: Ticks between two looks at the certificate's files.
+CERTIFICATE_TICKS = 5 * TICKS_PER_SECOND
 
 
 class GracefulServer(uvicorn.Server):
     """Lets go of streams, and of requests that wait for a change, before it waits for all requests to end. Serves HTTPS
     where it has a certificate."""
 
-    def __init__(self, config: uvicorn.Config, certificate: ServerCertificate | None) -> None:
+    def __init__(self, config: uvicorn.Config, certificate: ServerCertificate | None, manager: ServiceManager) -> None:
         super().__init__(config)
         self._certificate = certificate
+        self._manager = manager
+        seconds = manager.watchdog_seconds
+        self._alive_ticks = None if seconds is None else max(1, int(seconds * TICKS_PER_SECOND / 2))
         config.load()
         if certificate is not None:
             config.ssl = certificate.context  # uvicorn would make one that allows other ciphers, and keep it for ever
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._manager.tell_ready("answers requests")
+
     async def on_tick(self, counter: int) -> bool:
+        if self._alive_ticks is not None and counter % self._alive_ticks == 0:
+            self._manager.tell_alive()
         if self._certificate is not None and counter % CERTIFICATE_TICKS == 0:
             self._certificate.reload_renewed()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]  # uvicorn takes other things too
+        self._manager.tell_stopping()
         app.state.release_clients()
         await super().shutdown(sockets)
 
@@ -74,6 +88,7 @@ class ClusterRefused(Exception):
 
 def main() -> int:
     os.umask(identity.UMASK)
+    manager = take_service_manager()
     logging_config.configure_logging("INFO")
     try:
         settings = Settings()
@@ -105,6 +120,7 @@ def main() -> int:
             timeout_graceful_shutdown=DRAIN_SECONDS,
         ),
         certificate,
+        manager,
     )
     descriptors = raise_descriptor_limit(WANTED_DESCRIPTORS)
     DeadlineProtocol.max_connections = max(MIN_CONNECTIONS, descriptors - KEPT_DESCRIPTORS)

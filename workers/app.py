@@ -23,6 +23,7 @@ from jobs.scheduling.hints import celery_message
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure_logging
+from jobs.support.service_manager import ServiceManager, take_service_manager
 from shardyard.contract.errors import Unavailable
 from workers.node import environments
 from workers.node.agent import Agent
@@ -87,6 +88,7 @@ def create_app() -> Celery:
 app = create_app()
 agent: Agent | None = None
 consumer: Any = None
+manager = ServiceManager()
 
 
 @app.task(name=CELERY_TASK)  # type: ignore[untyped-decorator]
@@ -105,8 +107,9 @@ def _prepare_agent(**_: Any) -> None:
 
     Celery logs an exception of a signal handler and continues, so a worker that cannot work must exit here.
     """
-    global agent
+    global agent, manager
     os.umask(identity.UMASK)
+    manager = take_service_manager()
     set_oom_score(OOM_SCORE_SERVICE)
     configure_logging(settings.log_level)
     try:
@@ -118,7 +121,8 @@ def _prepare_agent(**_: Any) -> None:
         plan, rights = choose_box(settings, known, accounts, devices)
         if plan is None:
             run_as.warn_of_access(accounts, len(devices) * settings.nodes_here)
-        config = NodeConfig(settings, devices, known, accounts, rights, plan, shutdown_options.idle_exit)
+        idle_exit = shutdown_options.idle_exit
+        config = NodeConfig(settings, devices, known, accounts, rights, plan, idle_exit, manager)
         agent = Agent(config, control, AppHintSender(app), _reconnect_consumer)
         agent.prepare()
     except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:
@@ -152,6 +156,7 @@ def _reconnect_consumer() -> None:
 def _count_stop_request(**_: Any) -> None:
     global _stop_requests
     _stop_requests += 1
+    manager.tell_stopping()
     log.info("worker_stopping", stop_attempts=shutdown_options.stop_attempts, drain=shutdown_options.drain)
 
 

@@ -32,6 +32,7 @@ from jobs.model.settings import Settings
 from jobs.storage.target import parse_target
 from jobs.store.acl import RedisRole
 from jobs.support import fs, secret_keys
+from jobs.support.service_manager import take_service_manager
 from shardyard import formatting
 from shardyard.client import Client, endpoints
 from shardyard.client.connection import SERVICE_FILE, default_data_dir, url_host
@@ -110,12 +111,16 @@ def run_service(options: UpOptions, console: Console) -> None:
     data_dir = options.data_dir.expanduser().absolute()
     _check_options(options)
     make_data_directory(data_dir)
+    manager = take_service_manager()
     with sole_owner(data_dir / "up.lock"), InterruptCounter() as interrupts:
         run = _ServiceRun(options, data_dir, console, interrupts)
         try:
             run.start()
+            if not interrupts.count:
+                manager.tell_ready("takes jobs")
             run.watch()
         finally:
+            manager.tell_stopping()
             run.stop()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from jobs.model.records import BoxRights, DeviceRecord
 from jobs.model.settings import Settings
 from jobs.storage.target import StorageTarget, target_of
+from jobs.support.service_manager import ServiceManager
 from workers.sandbox.box.plan import BoxPlan
 from workers.sandbox.run_as import NodeAccounts
 
@@ -15,7 +16,8 @@ from workers.sandbox.run_as import NodeAccounts
 class NodeConfig:
     """`environments` are the Pythons that jobs may name. Ranks run in boxes of this `plan`; None: in none. They run
     under `accounts`, or under the account of their box, or under the worker's own. `box` is what the node says of its
-    boxes; None: that was not looked for. `idle_exit`: it leaves after so many seconds without an attempt."""
+    boxes; None: that was not looked for. `idle_exit`: it leaves after so many seconds without an attempt. `manager` is
+    told when the node is there."""
 
     settings: Settings
     devices: tuple[DeviceRecord, ...]
@@ -24,6 +26,7 @@ class NodeConfig:
     box: BoxRights | None = None
     plan: BoxPlan | None = None
     idle_exit: float | None = None
+    manager: ServiceManager = field(default_factory=ServiceManager)
 
     @property
     def node_id(self) -> str:

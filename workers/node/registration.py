@@ -79,6 +79,7 @@ def register_node(config: NodeConfig, control: RedisStore, instance: str) -> Non
     if registered is not store.Registration.OK:
         raise NodeTaken(_REFUSALS[registered].format(node=config.node_id))
     log.info("node_registered", node=config.node_id, pool=settings.pool, devices=len(config.devices))
+    config.manager.tell_ready(f"node {config.node_id} takes jobs of pool {settings.pool}")
 
 
 def refuse_tenants(node: str, why: str, control: RedisStore) -> None:

@@ -41,7 +41,7 @@ class SentinelGroup:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.role_passwords = {role: f"of-{role}" for role in RedisRole}
-        ports = _free_ports(6)
+        ports = free_ports(6)
         self._server_ports, self._sentinel_ports = ports[:3], ports[3:]
         self.servers: dict[int, RedisServer] = {}
         for port in self._server_ports:
@@ -195,7 +195,7 @@ class SentinelServer(RedisServer):
         return [get_binary_path(), str(self._config), "--sentinel"]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on: all are taken at once, so that none is found twice."""
     with ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
