@@ -46,7 +46,7 @@ NAMES: tuple[str, ...] = (
     "idle",
 )
 #: Run only by name: what needs a machine of its own, or is the same on all.
-ON_REQUEST = ("gpu", "fair_share", "start_estimates", "slurm_starts")
+ON_REQUEST = ("gpu", "bucket", "fair_share", "start_estimates", "slurm_starts")
 #: Those of the scheduler, in a package of their own.
 OF_POOLS = ("dispatching", "fair_share", "start_estimates")
 #: Those of engines, likewise.

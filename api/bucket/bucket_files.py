@@ -78,7 +78,7 @@ class BucketFiles:
         draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with bucket_errors(), draft.open("wb") as file:
-                for part in self.remote.read_parts(self.key_of(path)):
+                for part in self.remote.read_parts(self.key_of(path), whole=True):
                     self.room.add(len(part))
                     file.write(part)
             draft.replace(path)
@@ -98,7 +98,7 @@ class BucketFiles:
 
     def find(self, path: Path) -> "StoredObject | None":
         with bucket_errors():
-            return self.remote.find(self.key_of(path))
+            return self.remote.find(self.key_of(path), whole=True)
 
     def modified_at(self, path: Path) -> float | None:
         found = self.find(path)

@@ -101,7 +101,7 @@ class CacheRoom:
         for status, path in found:
             if self._taken <= wanted or status.st_atime > oldest:
                 break
-            if path.name.endswith(DRAFT_SUFFIX):
+            if path.name.startswith("."):  # one on its way, or the mark of the storage
                 continue
             path.unlink(missing_ok=True)
             with suppress(OSError):  # it has others

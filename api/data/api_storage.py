@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from api.bucket.bucket_files import REQUEST_SECONDS, RETRY_SECONDS, BucketFiles
 from api.bucket.cache_room import CacheRoom
 from api.bucket.stream_tail import StreamTails
 from api.bucket.unsent_files import UnsentFiles
 from api.data.file_threads import AttemptStorage
 from api.data.service_files import MOUNTED, ServiceFiles
+from jobs import store
 from jobs.files import identity
 from jobs.files.audit_files import audit_dir
 from jobs.files.identity import StorageMismatch
@@ -19,6 +22,8 @@ from jobs.storage.remote import RemoteError, RemoteUnavailable
 from jobs.storage.target import StorageKind, target_of
 from jobs.store.client import RedisStore, connect_for_loss
 from shardyard.contract.errors import StorageUnavailable
+
+log = structlog.get_logger(__name__)
 
 #: How long a reader waits for the telemetry Redis before it turns to the bucket.
 TAIL_SECONDS = 2.0
@@ -58,9 +63,16 @@ class ApiStorage:
         try:
             prove_remote(control, self.bucket.remote, self.root)
         except RemoteUnavailable as error:
-            raise StorageUnavailable(str(error)) from error
+            if not self._was_proven(control):
+                raise StorageUnavailable(str(error)) from error
+            log.warning("bucket_unavailable", error=str(error))
         except RemoteError as error:
             raise StorageMismatch(f"the bucket cannot be used: {error}") from error
+
+    def _was_proven(self, control: RedisStore) -> bool:
+        """Whether the service's mark is here, as it was when this bucket was proven: much can be served without it."""
+        mark = self.root / identity.NONCE_FILE
+        return mark.exists() and control.run(store.identify_storage(mark.read_text())) == mark.read_text()
 
     def make_room(self, is_low: Callable[[], bool]) -> None:
         """Remove copies while a disk is low."""

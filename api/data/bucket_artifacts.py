@@ -84,7 +84,7 @@ def open_file(bucket: BucketFiles, attempt: Path, path: str, redirect_bytes: int
     """
     for key in _keys(bucket, attempt, path):
         with suppress(ValueError), bucket_errors():  # a name that no file there has
-            found = bucket.remote.find(key)
+            found = bucket.remote.find(key, whole=True)
             if found is not None:
                 return _opened(bucket.remote, found, redirect_bytes)
     raise artifacts.no_such_artifact(path)

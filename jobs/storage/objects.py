@@ -161,18 +161,18 @@ class ObjectStorage:
                 return self._read_row(path, offset, limit)
             return self._range(path, offset, min(size, offset + limit))
 
-    def read_parts(self, path: str, offset: int = 0) -> Iterator[bytes]:
-        """As the port says; several parts are on their way at a time."""
+    def read_parts(self, path: str, offset: int = 0, *, whole: bool = False) -> Iterator[bytes]:
+        """As the port says; several parts are on their way at a time. `whole`: a file that is appended to is none."""
         check_path(path)
         with _translated(path), ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            for parts in _batches(self._parts(path, offset), PARTS_AT_ONCE):
+            for parts in _batches(self._parts(path, offset, whole), PARTS_AT_ONCE):
                 yield from pool.map(_call, parts)
 
-    def _parts(self, path: str, offset: int) -> list["partial[bytes]"]:
+    def _parts(self, path: str, offset: int, whole: bool) -> list["partial[bytes]"]:
         try:
             size = int(obstore.head(self._store, path)["size"])
         except FileNotFoundError:
-            row = self._row(path, fresh=True)
+            row = [] if whole else self._row(path, fresh=True)
             if not row:
                 raise
             left = [(max(0, offset - begins), _length((begins, ends)), begins) for begins, ends in row if ends > offset]
@@ -200,14 +200,14 @@ class ObjectStorage:
 
     # -- for whoever reads much of it, as the API does -------------------------------------------------
 
-    def find(self, path: str) -> StoredObject | None:
-        """A file, whole or still appended to. Raises RemoteError."""
+    def find(self, path: str, *, whole: bool = False) -> StoredObject | None:
+        """A file, whole or, unless only those are meant, still appended to. Raises RemoteError."""
         check_path(path)
         with _translated(path):
             try:
                 return _stored_object(obstore.head(self._store, path))
             except FileNotFoundError:
-                row = self._row(path, fresh=True)
+                row = [] if whole else self._row(path, fresh=True)
                 return StoredObject(path, row[-1][1], 0.0) if row else None
 
     def read_range(self, path: str, start: int, end: int, tag: str) -> bytes:

@@ -219,8 +219,8 @@ def test_bundles_are_where_nodes_fetch_them_until_they_are_deleted(service: Buck
     assert upload(service, "print(1)").status_code == 200  # there already
     fetch_bundle(service.remote, tmp_path, "default", bundle)
     assert paths.find_bundle(tmp_path, "default", bundle) is not None
-    with service.another("cold") as (_, client):
-        assert [one["path"] for one in client.get(f"/v1/bundles/{bundle}").json()["files"]] == ["train.py"]
+    shutil.rmtree(next(service.directory.glob("api/state/.bucket/*/0/files/bundles")))
+    assert [one["path"] for one in service.client.get(f"/v1/bundles/{bundle}").json()["files"]] == ["train.py"]
     assert service.client.delete(f"/v1/bundles/{bundle}").status_code == 204
     assert service.remote.names("bundles/default") == []
 
@@ -337,6 +337,21 @@ def test_a_node_that_would_bring_its_files_to_the_api_is_told_of_the_bucket(serv
     answer = service.client.get("/v1/node/files/.shardyard-storage", headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert "bucket" in answer.json()["detail"]
+
+
+@pytest.mark.slow
+def test_an_api_that_starts_while_the_bucket_is_away_serves_what_needs_none(service: BucketService) -> None:
+    job = service.finished("line").job
+    first = answers(service.client, job)
+    with service.another("restarted") as (_, client):
+        assert answers(client, job) == first
+    service.proxy.refusal = (503, "SlowDown")
+    with service.another("restarted") as (_, client):
+        until(lambda: client.get(f"/v1/jobs/{job}").status_code == 200)
+        for part in ("/attempts", "/logs", "/metrics", "/splits"):
+            assert client.get(f"/v1/jobs/{job}{part}").content == first[part]
+        create_token(client)
+        assert client.get("/v1/audit").json()["code"] == "storage_unavailable"
 
 
 def run_command(*command: str) -> None:
