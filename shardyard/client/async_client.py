@@ -26,6 +26,7 @@ from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
+from shardyard.specs.builders import Script
 
 if TYPE_CHECKING:
     import ssl
@@ -100,12 +101,16 @@ class AsyncClient(AsyncWebhookMethods):
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    async def submit(self, spec: Spec, *, key: str | None = None) -> "AsyncJob":
-        """Create a job from a spec: a mapping, JSON, or the path of a file. The same `key` never creates a second job.
+    async def submit(self, spec: Spec | Script, *, key: str | None = None) -> "AsyncJob":
+        """Create a job from a spec: a `Recipe`, a `Script`, whose directory is sent, a mapping, JSON, or the path of a
+        file. The same `key` never creates a second job.
 
         Raises:
             InvalidSpec: the spec breaks a rule; `fields` says where.
+            InvalidRequest: the directory of a script cannot be packed.
         """
+        if isinstance(spec, Script):
+            return await self._submit_program(spec, spec.to_spec(), key)
         return AsyncJob(self, await self.call(endpoints.submit_job(spec, key)))
 
     async def submit_script(
@@ -129,12 +134,18 @@ class AsyncClient(AsyncWebhookMethods):
         """
         from shardyard.client import scripts
 
-        program = scripts.locate_program(path, entrypoint)
         wanted = scripts.build_script_spec(args, **options)
-        file, bundle = await anyio.to_thread.run_sync(scripts.pack_program, program, include, exclude)
+        script = Script(path=path, entrypoint=entrypoint, include=include, exclude=exclude)
+        return await self._submit_program(script, wanted, None)
+
+    async def _submit_program(self, script: Script, wanted: dict[str, Any], key: str | None) -> "AsyncJob":
+        from shardyard.client import scripts
+
+        program = scripts.locate_program(script.path, script.entrypoint)
+        file, bundle = await anyio.to_thread.run_sync(scripts.pack_program, program, script.include, script.exclude)
         with file:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
-            return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
+            return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle, key=key)))
 
     async def plan(self, spec: Spec, *, against: str | None = None) -> SpecPlan:
         """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
