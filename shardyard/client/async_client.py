@@ -19,7 +19,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
-from shardyard.client.notebook import SpecPlan
+from shardyard.client.notebook import LiveCard, SpecPlan
 from shardyard.client.pages import AwaitedPages
 from shardyard.client.transport import AsyncTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.contract import fleet, quotas, responses, scheduling
@@ -385,6 +385,23 @@ class AsyncJob(AwaitedJobHandle):
         self._known = await self._client.run(operations.wait_for_end(self.id, timeout))
         if check:
             self._raise_unless_succeeded()
+        return self
+
+    async def watch(self) -> Self:
+        """In a notebook: show the job below the cell, and show it anew as it goes on, until it has ended in any state.
+        Interrupting the cell ends the watching, never the job. Needs IPython."""
+        card = LiveCard()
+        card.show(self._known, None)
+        report = None
+        async for event in self.follow():
+            if not card.is_due(event):
+                continue
+            if not self.ended:
+                await self.refresh()
+            with suppress(NotFound):  # no attempt has begun
+                report = await self.report()
+            card.show(self._known, report)
+        card.show(self._known, report)
         return self
 
     async def follow(

@@ -16,7 +16,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
-from shardyard.client.notebook import SpecPlan
+from shardyard.client.notebook import LiveCard, SpecPlan
 from shardyard.client.pages import BlockingPages
 from shardyard.client.transport import BlockingTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.client.webhooks import WebhookMethods
@@ -383,6 +383,23 @@ class Job(BlockingJobHandle):
         self._known = self._client.run(operations.wait_for_end(self.id, timeout))
         if check:
             self._raise_unless_succeeded()
+        return self
+
+    def watch(self) -> Self:
+        """In a notebook: show the job below the cell, and show it anew as it goes on, until it has ended in any state.
+        Interrupting the cell ends the watching, never the job. Needs IPython."""
+        card = LiveCard()
+        card.show(self._known, None)
+        report = None
+        for event in self.follow():
+            if not card.is_due(event):
+                continue
+            if not self.ended:
+                self.refresh()
+            with suppress(NotFound):  # no attempt has begun
+                report = self.report()
+            card.show(self._known, report)
+        card.show(self._known, report)
         return self
 
     def follow(

@@ -10,6 +10,7 @@ run = train.submit(0.1)      # as a job
 run.result()                 # what rank 0 has returned
 """
 
+import atexit
 import functools
 import inspect
 import json
@@ -29,6 +30,7 @@ from shardyard.specs.builders import Script
 if TYPE_CHECKING:
     from shardyard.bundling.pack import FileSelection
     from shardyard.client import Client, Job
+    from shardyard.client.connection import ServiceAddress
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,13 +99,13 @@ class JobFunction(Generic[P, R]):
             raise InvalidRequest('this is a job already; submit below `if __name__ == "__main__":`')
         inspect.signature(self.function).bind(*args, **kwargs)
         from shardyard.bundling.pack import write_bundle
-        from shardyard.client import Client, operations, scripts
+        from shardyard.client import operations, scripts
 
         wanted = Script(path=PROGRAM, **{"name": self.function.__name__[:200]} | self._options).to_spec()
         with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
             bundle = write_bundle(self._select(Path(directory), args, kwargs), file)
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=PROGRAM)
-            client = self._client or Client()
+            client = self._client or _shared_client()
             job = client.run(operations.submit_bundled(spec, file, bundle))
         return FunctionRun(client.job(job.id))
 
@@ -147,6 +149,22 @@ class JobFunction(Generic[P, R]):
             return Path(file).stem, Path(file).parent
         depth = module.__name__.count(".") + (Path(file).name == "__init__.py")
         return module.__name__, Path(file).parents[depth]
+
+
+def _shared_client() -> "Client":
+    """One client for each service and token: nobody has the clients of functions to close them."""
+    from shardyard.client.connection import find_service
+
+    return _connect(find_service())
+
+
+@functools.lru_cache(8)
+def _connect(address: "ServiceAddress") -> "Client":
+    from shardyard.client import Client
+
+    client = Client(address.url, address.token)
+    atexit.register(client.close)
+    return client
 
 
 def _encode_call(call: dict[str, Any], name: str) -> str:
