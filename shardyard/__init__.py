@@ -9,26 +9,46 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardyard.client import AsyncClient, AsyncJob, Client, Job
     from shardyard.client.report import SplitReport
+    from shardyard.functions.job_api import job
+    from shardyard.specs.builders import Component, Data, Recipe, Script
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "AsyncJob", "Client", "Job", "SplitReport", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "Client",
+    "Component",
+    "Data",
+    "Job",
+    "Recipe",
+    "Script",
+    "SplitReport",
+    "__version__",
+    "job",
+]
 
 _LAZY = {
     "AsyncClient": "shardyard.client",
     "AsyncJob": "shardyard.client",
     "Client": "shardyard.client",
+    "Component": "shardyard.specs.builders",
+    "Data": "shardyard.specs.builders",
     "Job": "shardyard.client",
+    "Recipe": "shardyard.specs.builders",
+    "Script": "shardyard.specs.builders",
     "SplitReport": "shardyard.client.report",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name != "job":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "job":
+        return import_module("shardyard.job")
     return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_LAZY, "job"])

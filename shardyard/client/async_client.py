@@ -19,13 +19,14 @@ from shardyard.client.connection import find_service
 from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
-from shardyard.client.notebook import SpecPlan
+from shardyard.client.notebook import LiveCard, SpecPlan
 from shardyard.client.pages import AwaitedPages
 from shardyard.client.transport import AsyncTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
+from shardyard.specs.builders import Script
 
 if TYPE_CHECKING:
     import ssl
@@ -100,12 +101,16 @@ class AsyncClient(AsyncWebhookMethods):
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    async def submit(self, spec: Spec, *, key: str | None = None) -> "AsyncJob":
-        """Create a job from a spec: a mapping, JSON, or the path of a file. The same `key` never creates a second job.
+    async def submit(self, spec: Spec | Script, *, key: str | None = None) -> "AsyncJob":
+        """Create a job from a spec: a `Recipe`, a `Script`, whose directory is sent, a mapping, JSON, or the path of a
+        file. The same `key` never creates a second job.
 
         Raises:
             InvalidSpec: the spec breaks a rule; `fields` says where.
+            InvalidRequest: the directory of a script cannot be packed.
         """
+        if isinstance(spec, Script):
+            return await self._submit_program(spec, spec.to_spec(), key)
         return AsyncJob(self, await self.call(endpoints.submit_job(spec, key)))
 
     async def submit_script(
@@ -129,12 +134,18 @@ class AsyncClient(AsyncWebhookMethods):
         """
         from shardyard.client import scripts
 
-        program = scripts.locate_program(path, entrypoint)
         wanted = scripts.build_script_spec(args, **options)
-        file, bundle = await anyio.to_thread.run_sync(scripts.pack_program, program, include, exclude)
+        script = Script(path=path, entrypoint=entrypoint, include=include, exclude=exclude)
+        return await self._submit_program(script, wanted, None)
+
+    async def _submit_program(self, script: Script, wanted: dict[str, Any], key: str | None) -> "AsyncJob":
+        from shardyard.client import scripts
+
+        program = scripts.locate_program(script.path, script.entrypoint)
+        file, bundle = await anyio.to_thread.run_sync(scripts.pack_program, program, script.include, script.exclude)
         with file:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
-            return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
+            return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle, key=key)))
 
     async def plan(self, spec: Spec, *, against: str | None = None) -> SpecPlan:
         """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
@@ -374,6 +385,23 @@ class AsyncJob(AwaitedJobHandle):
         self._known = await self._client.run(operations.wait_for_end(self.id, timeout))
         if check:
             self._raise_unless_succeeded()
+        return self
+
+    async def watch(self) -> Self:
+        """In a notebook: show the job below the cell, and show it anew as it goes on, until it has ended in any state.
+        Interrupting the cell ends the watching, never the job. Needs IPython."""
+        card = LiveCard()
+        card.show(self._known, None)
+        report = None
+        async for event in self.follow():
+            if not card.is_due(event):
+                continue
+            if not self.ended:
+                await self.refresh()
+            with suppress(NotFound):  # no attempt has begun
+                report = await self.report()
+            card.show(self._known, report)
+        card.show(self._known, report)
         return self
 
     async def follow(

@@ -16,7 +16,7 @@ from shardyard.client.connection import find_service
 from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
-from shardyard.client.notebook import SpecPlan
+from shardyard.client.notebook import LiveCard, SpecPlan
 from shardyard.client.pages import BlockingPages
 from shardyard.client.transport import BlockingTransport, ConnectionOptions, Flow, HttpCall, Items
 from shardyard.client.webhooks import WebhookMethods
@@ -24,6 +24,7 @@ from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import JobSummary
+from shardyard.specs.builders import Script
 
 if TYPE_CHECKING:
     import ssl
@@ -98,12 +99,16 @@ class Client(WebhookMethods):
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def submit(self, spec: Spec, *, key: str | None = None) -> "Job":
-        """Create a job from a spec: a mapping, JSON, or the path of a file. The same `key` never creates a second job.
+    def submit(self, spec: Spec | Script, *, key: str | None = None) -> "Job":
+        """Create a job from a spec: a `Recipe`, a `Script`, whose directory is sent, a mapping, JSON, or the path of a
+        file. The same `key` never creates a second job.
 
         Raises:
             InvalidSpec: the spec breaks a rule; `fields` says where.
+            InvalidRequest: the directory of a script cannot be packed.
         """
+        if isinstance(spec, Script):
+            return self._submit_program(spec, spec.to_spec(), key)
         return Job(self, self.call(endpoints.submit_job(spec, key)))
 
     def submit_script(
@@ -127,12 +132,18 @@ class Client(WebhookMethods):
         """
         from shardyard.client import scripts
 
-        program = scripts.locate_program(path, entrypoint)
         wanted = scripts.build_script_spec(args, **options)
-        file, bundle = scripts.pack_program(program, include, exclude)
+        script = Script(path=path, entrypoint=entrypoint, include=include, exclude=exclude)
+        return self._submit_program(script, wanted, None)
+
+    def _submit_program(self, script: Script, wanted: dict[str, Any], key: str | None) -> "Job":
+        from shardyard.client import scripts
+
+        program = scripts.locate_program(script.path, script.entrypoint)
+        file, bundle = scripts.pack_program(program, script.include, script.exclude)
         with file:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
-            return Job(self, self.run(operations.submit_bundled(spec, file, bundle)))
+            return Job(self, self.run(operations.submit_bundled(spec, file, bundle, key=key)))
 
     def plan(self, spec: Spec, *, against: str | None = None) -> SpecPlan:
         """The predicted splits of a spec, with findings, also beside the steps of the job `against`; nothing is
@@ -372,6 +383,23 @@ class Job(BlockingJobHandle):
         self._known = self._client.run(operations.wait_for_end(self.id, timeout))
         if check:
             self._raise_unless_succeeded()
+        return self
+
+    def watch(self) -> Self:
+        """In a notebook: show the job below the cell, and show it anew as it goes on, until it has ended in any state.
+        Interrupting the cell ends the watching, never the job. Needs IPython."""
+        card = LiveCard()
+        card.show(self._known, None)
+        report = None
+        for event in self.follow():
+            if not card.is_due(event):
+                continue
+            if not self.ended:
+                self.refresh()
+            with suppress(NotFound):  # no attempt has begun
+                report = self.report()
+            card.show(self._known, report)
+        card.show(self._known, report)
         return self
 
     def follow(

@@ -15,14 +15,15 @@ from shardyard.client.transport import READ_SECONDS, HttpCall
 from shardyard.contract import audit, fleet, quotas, responses, scheduling, webhooks
 from shardyard.contract.errors import InvalidRequest
 from shardyard.formatting import is_whole_id
+from shardyard.specs.builders import Recipe
 from shardyard.specs.spec_files import read_spec_file
 
 if TYPE_CHECKING:
     from shardyard.client.report import SplitReport
     from shardyard.contract.report_diff import ReportDiff
 
-#: A job spec: a mapping, JSON as text or bytes, or the path of a file with JSON or YAML.
-Spec = Mapping[str, Any] | str | bytes | os.PathLike[str]
+#: A job spec: a `Recipe`, a mapping, JSON as text or bytes, or the path of a file with JSON or YAML.
+Spec = Recipe | Mapping[str, Any] | str | bytes | os.PathLike[str]
 
 UPLOAD_BYTES = 256 * 1024
 #: The service unpacks an upload to check it before it answers.
@@ -45,6 +46,8 @@ def spec_body(spec: Spec) -> bytes:
         return spec
     if isinstance(spec, str) and spec.lstrip().startswith("{"):
         return spec.encode()
+    if isinstance(spec, Recipe):
+        spec = spec.to_spec()
     if isinstance(spec, Mapping):
         try:
             return json.dumps(spec).encode()

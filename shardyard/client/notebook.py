@@ -1,5 +1,6 @@
 """How jobs, lists and plans show themselves in a notebook. Names and messages are other people's, and are escaped."""
 
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
@@ -18,6 +19,8 @@ _RUNNING: Final = "#2f6bb3"
 #: Rows of a table, and characters of a traceback, that a page shows.
 MAX_ROWS = 200
 MAX_TRACEBACK = 20_000
+#: Between two pictures of a job that is watched.
+REDRAW_SECONDS = 0.5
 #: Of a plan; of more devices the first ones stand for all.
 MAX_DEVICES = 64
 
@@ -34,6 +37,30 @@ class SpecPlan(Plan, frozen=True, kw_only=True):
         found = [f"<div>{escape(one.severity)}: {escape(one.message)}</div>" for one in self.findings]
         notes = [f"<div style='opacity:.75'>{escape(note)}</div>" for note in self.notes.values()]
         return "".join([render_table(rows), *found, *notes])
+
+
+class LiveCard:
+    """A job below the cell of a notebook, drawn anew in its place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def is_due(self, event: object) -> bool:
+        """Whether the card is to be drawn for an event: for a change of state at once, for others now and then."""
+        is_change = type(event).__name__ in ("StateChanged", "Ended")
+        return is_change or time.monotonic() - self._drawn >= REDRAW_SECONDS
+
+    def show(self, known: JobSummary, report: "SplitReport | None") -> None:
+        """Raises ImportError where IPython is not installed."""
+        from IPython.display import HTML, display
+
+        card = HTML(render_job_card(known, report))  # type: ignore[no-untyped-call]
+        self._drawn = time.monotonic()
+        if self._handle is None:
+            self._handle = display(card, display_id=True)  # type: ignore[no-untyped-call]  # None outside of a notebook
+        else:
+            self._handle.update(card)
 
 
 def render_job_card(known: JobSummary, report: "SplitReport | None") -> str:

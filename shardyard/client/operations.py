@@ -417,14 +417,18 @@ def download_artifact(job: str, path: str, attempt: int | None) -> Items[bytes]:
 
 
 def submit_bundled(
-    spec: dict[str, Any], file: BinaryIO, bundle: "WrittenBundle", advanced: Callable[[int], None] = lambda count: None
+    spec: dict[str, Any],
+    file: BinaryIO,
+    bundle: "WrittenBundle",
+    advanced: Callable[[int], None] = lambda count: None,
+    key: str | None = None,
 ) -> Flow[JobStatus]:
     """Submit a job that needs a bundle, which is sent only if the service says that it lacks it.
 
     Raises:
         BodyTooLarge: the bundle is larger than this service takes.
     """
-    key = str(uuid.uuid4())
+    key = key or str(uuid.uuid4())
     try:
         found = yield from call_endpoint(endpoints.submit_job(spec, key))
         return found

@@ -191,3 +191,30 @@ def test_settings_of_a_connection_that_cannot_be_used_are_refused(tmp_path: Path
     taken: list[dict[str, Any]] = [{"proxy": "http://proxy:3128"}, {"verify": False}]
     for how in (*taken, {"verify": ssl.create_default_context()}):
         Client("https://service", "t", **how).close()
+
+
+def test_a_watched_job_is_drawn_in_its_place_until_it_has_ended(
+    service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, card: Any) -> None:
+            shown.append(("update", card.data))
+
+    def display(card: Any, display_id: bool) -> Handle:
+        shown.append(("display", card.data))
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    state = f'event: state\nid: 1\ndata: {{"job_id": "{JOB}", "state": "running", "attempt": 1}}\n\n'
+    end = f'event: end\nid: 2\ndata: {{"job_id": "{JOB}", "state": "failed", "attempt": 1}}\n\n'
+    stream = httpx.Response(200, content=(state + end).encode())
+    no_report = httpx.Response(404, json={"code": "not_found", "detail": "no"})
+    job = service(ok(STATUS), stream, ok(STATUS), no_report, ok(FAILED), no_report, ok(FAILED)).client().job(JOB)
+
+    assert job.watch().state == "failed"
+
+    assert [how for how, _ in shown] == ["display", *["update"] * (len(shown) - 1)]
+    assert "running" in shown[0][1]
+    assert "ValueError: boom" in shown[-1][1]
