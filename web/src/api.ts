@@ -42,7 +42,7 @@ async function fetchText(method: string, path: string, body?: unknown, headers: 
     signal: AbortSignal.timeout(TIMEOUT_MS),
     credentials: "same-origin",
   };
-  if (body !== undefined) wanted.body = typeof body === "string" ? body : JSON.stringify(body);
+  if (body !== undefined) wanted.body = typeof body === "string" || body instanceof Blob ? body : JSON.stringify(body);
   let answer: Response;
   try {
     answer = await fetch(path, wanted);

@@ -61,7 +61,7 @@ export function unevenness(value: number, mean: number): number {
 /** The class of a cell that is coloured around even. */
 export function unevenClass(value: number, mean: number): string {
   const off = unevenness(value, mean);
-  return off === 0 ? "even" : `${off > 0 ? "over" : "under"}${Math.abs(off)}`;
+  return off === 0 ? "at-even" : `${off > 0 ? "over" : "under"}${Math.abs(off)}`;
 }
 
 export const meanOf = (values: readonly (number | null)[]): number => {

@@ -3,9 +3,10 @@
 import type { Finding, Pattern, Plan } from "../api";
 import { count, NONE, plural } from "../format";
 import { IDLE, meanOf, unevenClass } from "../marks";
+import type { Change } from "../submit/changes";
 import { Findings } from "./Findings";
 
-export function PlanView(props: { plan: Plan }) {
+export function PlanView(props: { plan: Plan; apply?: ((changes: readonly Change[]) => void) | undefined }) {
   const patterns: Pattern[] = props.plan.patterns;
   const findings: Finding[] = props.plan.findings;
   const devices = Math.max(0, ...patterns.map((pattern) => pattern.rows?.length ?? 0));
@@ -61,7 +62,7 @@ export function PlanView(props: { plan: Plan }) {
           </table>
         </div>
       )}
-      <Findings findings={findings} running={false} />
+      <Findings findings={findings} running={false} apply={props.apply} />
     </div>
   );
 }

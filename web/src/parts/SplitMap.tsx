@@ -247,7 +247,7 @@ function MarkedInWords(props: { report: Report; outputDevice: number | null }) {
   );
 }
 
-const AROUND = ["under3", "under2", "under1", "even", "over1", "over2", "over3"];
+const AROUND = ["under3", "under2", "under1", "at-even", "over1", "over2", "over3"];
 
 function ScaleOf(props: { by: By; around: boolean }) {
   const classes = props.around ? AROUND : Array.from({ length: LEVELS }, (_, n) => `l${n}`);

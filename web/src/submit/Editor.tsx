@@ -1,7 +1,7 @@
-// A text field with numbers of lines, of which those with a problem are marked.
+import { useEffect, useRef, useState } from "preact/hooks";
 
-import { useRef } from "preact/hooks";
-
+import type { Handle } from "./codemirror";
+import type { Grammar } from "./completion";
 import type { Place } from "./places";
 
 export interface Mark {
@@ -9,55 +9,48 @@ export interface Mark {
   words: string;
 }
 
-const ROWS = 28;
-
-export function Editor(props: {
+interface Props {
   text: string;
   change: (text: string) => void;
-  marks: Mark[];
-  wrong: boolean;
+  marks: readonly Mark[];
+  grammar: Grammar | null;
   submit: () => void;
-}) {
-  const gutter = useRef<HTMLDivElement>(null);
-  const lines = props.text.split("\n").length;
-  const wrong = new Map(props.marks.map((mark) => [mark.place.line, mark.words]));
-  return (
-    <div class="editor">
-      <div class="gutter mono" aria-hidden="true">
-        <div ref={gutter}>
-          {Array.from({ length: lines }, (_, n) => (
-            <div key={n} class={wrong.has(n + 1) ? "wrong" : ""} title={wrong.get(n + 1)}>
-              {wrong.has(n + 1) ? "● " : ""}
-              {n + 1}
-            </div>
-          ))}
-        </div>
-      </div>
-      <textarea
-        id="spec"
-        aria-label="Job spec as JSON"
-        aria-describedby="problems"
-        aria-invalid={props.wrong}
-        rows={ROWS}
-        wrap="off"
-        spellcheck={false}
-        autocapitalize="off"
-        value={props.text}
-        onInput={(event) => props.change(event.currentTarget.value)}
-        onScroll={(event) =>
-          gutter.current!.style.setProperty("transform", `translateY(${-event.currentTarget.scrollTop}px)`)
-        }
-        onKeyDown={(event) => (event.ctrlKey || event.metaKey) && event.key === "Enter" && props.submit()}
-      />
-    </div>
-  );
+}
+
+let shown: Handle | null = null;
+
+/** A field for a spec. Its program is fetched when it is needed; until then there is the plain text. */
+export function Editor(props: Props) {
+  const host = useRef<HTMLDivElement>(null);
+  const latest = useRef(props);
+  latest.current = props;
+  const [handle, setHandle] = useState<Handle | null>(null);
+  useEffect(() => {
+    let left = false;
+    let made: Handle | null = null;
+    void import("./codemirror").then(({ mount }) => {
+      if (left || !host.current) return;
+      made = mount(host.current, {
+        text: latest.current.text,
+        change: (text) => latest.current.change(text),
+        submit: () => latest.current.submit(),
+        grammar: () => latest.current.grammar,
+      });
+      shown = made;
+      setHandle(made);
+    });
+    return () => {
+      left = true;
+      made?.destroy();
+      shown = null;
+    };
+  }, []);
+  useEffect(() => {
+    if (handle && handle.view.state.doc.toString() !== props.text) handle.set(props.text);
+  }, [handle, props.text]);
+  useEffect(() => handle?.mark(props.marks), [handle, props.marks]);
+  return <div ref={host} class="editor" />;
 }
 
 /** Put the cursor where a problem is. */
-export function show(place: Place): void {
-  const field = document.querySelector<HTMLTextAreaElement>("#spec")!;
-  field.focus();
-  field.setSelectionRange(place.from, place.to);
-  const height = field.scrollHeight / Math.max(field.value.split("\n").length, 1);
-  field.scrollTop = Math.max(0, (place.line - 8) * height);
-}
+export const show = (place: Place): void => shown?.show(place.from, place.to);
