@@ -1,7 +1,36 @@
-"""Settings of the property tests, for all tiers."""
+"""What holds for all tiers: settings of the property tests, the order of files, and when garbage is collected."""
 
+import gc
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from tests.support.file_order import SharedServices
 
 # A busy machine is slow, which is no fault of what is tested.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nearly all that it makes stays, most of it torch: collections of garbage would go through that again and again,
+    now and in each test that makes many objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "SharedServices | None":
+    from tests.support.file_order import SharedServices
+
+    return SharedServices(config, log) if config.getvalue("dist") == "loadfile" else None

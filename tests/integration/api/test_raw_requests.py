@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.integration.api.conftest import ADMIN
-from tests.integration.api.test_process import Process, add_node, api_process, until
+from tests.integration.api.test_process import HEAD, Process, add_node, api_process, converse, until
 from tests.support.samples.job_records import a_spec_body
 from tests.support.servers.redis_server import redis_server
 
@@ -203,3 +203,22 @@ def test_a_body_that_comes_byte_by_byte_is_one_body(process: Process) -> None:
         (again,), _ = read(connection, 1)
     assert (made.status, again.status) == (201, 200)
     assert json.loads(made.body)["id"] == json.loads(again.body)["id"]
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_length_and_by_its_bytes(process: Process) -> None:
+    declared = converse(process.port(), HEAD + b"Content-Length: 1073741824\r\n\r\n", b"x" * 100_000)
+    assert declared.startswith(b"HTTP/1.1 413")
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    chunked = converse(process.port(), HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 20)
+    assert chunked.startswith(b"HTTP/1.1 413")
+
+
+def test_a_request_whose_head_never_ends_is_cut_off(process: Process) -> None:
+    answer = converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"y" * 65536] * 4)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+
+
+def test_a_foreign_host_is_refused(process: Process) -> None:
+    answer = converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"bad_host" in answer

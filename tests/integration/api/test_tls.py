@@ -4,6 +4,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,27 +15,31 @@ from shardyard.contract.errors import Unavailable
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, api_process, until
 from tests.support.samples.certificates import make_certificate
-from tests.support.servers.redis_server import RedisServer, redis_server
+from tests.support.servers.redis_server import redis_server
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with redis_server(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
-        yield server
-
-
-@pytest.fixture
-def chain(tmp_path: Path) -> Path:
-    return make_certificate(tmp_path / "tls")[0]
-
-
-@pytest.fixture
-def process(tmp_path: Path, redis: RedisServer, chain: Path) -> Iterator[Process]:
+@contextmanager
+def serving(directory: Path, chain: Path) -> Iterator[Process]:
     """It listens on every address, since it has a certificate."""
     files = {"TLS_CERT": str(chain), "TLS_KEY": str(chain.with_suffix(".key"))}
-    with api_process(tmp_path, redis.url, HOST="0.0.0.0", **files) as process:
+    options = {"appendonly": "yes", "appendfsync": "always"}
+    with (
+        redis_server(directory / "redis", **options) as redis,
+        api_process(directory, redis.url, HOST="0.0.0.0", **files) as process,
+    ):
+        yield process
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificate(tmp_path_factory.mktemp("tls"))[0]
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory, chain: Path) -> Iterator[Process]:
+    with serving(tmp_path_factory.mktemp("api"), chain) as process:
         yield process
 
 
@@ -98,8 +103,8 @@ def test_a_renewed_certificate_is_served_without_a_restart(process: Process, cha
         assert connection.recv(4096).startswith(b"HTTP/1.1 200"), "a connection that is open stays so"
 
 
-def test_a_connection_that_is_open_does_not_hold_up_the_end(process: Process, chain: Path) -> None:
-    with connect(process, trust_certificate(chain)) as connection:
+def test_a_connection_that_is_open_does_not_hold_up_the_end(tmp_path: Path, chain: Path) -> None:
+    with serving(tmp_path, chain) as process, connect(process, trust_certificate(chain)) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         assert process.end() == 0
