@@ -47,10 +47,12 @@ NAMES: tuple[str, ...] = (
 )
 #: Run only by name: what needs a machine of its own, or is the same on all.
 ON_REQUEST = ("gpu", "bucket", "fair_share", "start_estimates", "slurm_starts")
-#: Those of the scheduler, in a package of their own.
-OF_POOLS = ("dispatching", "fair_share", "start_estimates")
-#: Those of engines, likewise.
-OF_ENGINES = ("slurm_starts",)
+#: The packages of those that have one.
+PACKAGES = {
+    **dict.fromkeys(("dispatching", "fair_share", "start_estimates"), "pools"),
+    "slurm_starts": "engines",
+    "bucket": "storage",
+}
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 600.0
 #: How many run beside each other in a quick run: most of what one takes then is waiting for its service.
@@ -58,8 +60,7 @@ QUICK_AT_ONCE = 2
 
 
 def import_benchmark(name: str) -> ModuleType:
-    package = "pools." if name in OF_POOLS else "engines." if name in OF_ENGINES else ""
-    return importlib.import_module(f"benchmarks.{package}{name}")
+    return importlib.import_module(".".join(("benchmarks", *PACKAGES.get(name, "").split(), name)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,6 +36,7 @@ TORCH = {
 THREADS = {
     "api",
     "jobs.scheduling.scheduler",
+    "shardyard.service.backup.bucket_mirror",
     "jobs.storage.objects",  # parts of a file that are read at a time; its users are the API and carriers
     "shardyard.cli.top",
     "shardyard.client",

@@ -1,0 +1,1 @@
+"""Services whose files are elsewhere than in a directory."""
