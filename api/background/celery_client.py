@@ -8,6 +8,9 @@ from jobs.scheduling.celery_config import celery_config
 from jobs.scheduling.hints import celery_message
 from jobs.store import Hint
 
+#: Celery puts another module in its own place while it is imported: a second thread that comes then finds neither.
+_importing = threading.Lock()
+
 
 class CeleryHintSender:
     """A `jobs.scheduling.hints.HintSender`. One thread sends; another may prepare."""
@@ -21,7 +24,8 @@ class CeleryHintSender:
         """Import Celery now, so that the first hint need not wait for it."""
         with self._lock:
             if self._app is None:
-                from celery import Celery
+                with _importing:
+                    from celery import Celery
 
                 app = Celery("shardyard", set_as_current=False)
                 app.conf.update(self._config)
