@@ -101,6 +101,7 @@ def service_over(hosts: TwoHosts, devices: str = "cpu:1") -> Iterator[Service]:
 def redis_at(listens: str, role: str, directory: Path, port: int) -> Iterator[str]:
     """The URL of a server as `shardyard up` starts it, which other hosts reach at an address of this one."""
     server = embedded_redis.prepare_redis(role, directory, embedded_redis.find_server())
+    server.service.log_path.parent.mkdir(exist_ok=True)
     address = ("--port", str(port), "--bind", listens)
     with (directory / f"{role}.log").open("wb") as log:
         process = subprocess.Popen([*server.service.argv, *address], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
