@@ -14,7 +14,6 @@ that need it: `shardyard --help` must feel instant.
 """
 
 import sys
-from inspect import signature
 from typing import Annotated, NoReturn
 
 import typer
@@ -191,8 +190,7 @@ for panel, commands in COMMANDS:
         elif command is service.worker_command:
             app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
-            named = takes_references(command) if "job" in signature(command).parameters else command
-            app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(named)
+            app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(takes_references(command))
 app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 app.add_typer(quotas.app, name="quota", rich_help_panel="Machines and access")

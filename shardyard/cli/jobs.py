@@ -27,6 +27,7 @@ from shardyard.cli.framework.completion import (
     complete_states,
     complete_streams,
 )
+from shardyard.cli.framework.references import find_job_id, resolves_references
 from shardyard.cli.output.documents import Output, parse_output, print_document
 from shardyard.cli.status import LABEL_WIDTH, state_and_reason, status_lines
 from shardyard.cli.submit import Changes, build_spec, submit_command
@@ -114,6 +115,7 @@ def resubmit_command(job: JobId, url: Url = None, token: Token = None, as_json: 
     print_answer(endpoints.resubmit_job(job), print_submitted, url, token, as_json)
 
 
+@resolves_references
 def cancel_command(
     job: Annotated[
         str | None, typer.Argument(metavar="[JOB]", help=JOB_HELP, show_default=False, autocompletion=complete_jobs)
@@ -142,6 +144,8 @@ def cancel_command(
     from shardyard.client import endpoints
 
     if job is not None:
+        with connect_client(url, token) as client:
+            job = find_job_id(client, job)
         return print_answer(endpoints.cancel_job(job), _print_state, url, token, as_json)
     if not yes:
         which = " and ".join(f"{field} {value}" for field, value in chosen.items())

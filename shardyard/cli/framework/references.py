@@ -1,6 +1,7 @@
 """Jobs as people name them: by the end of an id, by a name, or as @last. Commands get ids."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,14 @@ PARAMETERS = ("job", "against")
 
 
 def takes_references(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which is called with the ids of the jobs that its user has named."""
+    """The command, which is called with the ids of the jobs that its user has named, if it takes any."""
+    taken = [name for name in PARAMETERS if name in inspect.signature(command).parameters]
+    if not taken or getattr(command, "resolves_itself", False):
+        return command
 
     @functools.wraps(command)
     def resolved(**given: Any) -> None:
-        named = [name for name in PARAMETERS if given.get(name) and not formatting.is_whole_id(given[name])]
+        named = [name for name in taken if given.get(name) and not formatting.is_whole_id(given[name])]
         if named:
             from shardyard.client import Client
 
@@ -30,6 +34,12 @@ def takes_references(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     return resolved
+
+
+def resolves_references(command: Callable[..., None]) -> Callable[..., None]:
+    """Marks a command that finds the job itself, after it has checked its other arguments."""
+    vars(command)["resolves_itself"] = True
+    return command
 
 
 def find_job_id(client: "Client", reference: str) -> str:

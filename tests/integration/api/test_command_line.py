@@ -210,9 +210,9 @@ def test_a_zip_that_is_none_is_refused_by_name(service: Path) -> None:
 def test_nothing_is_uploaded_for_a_job_that_could_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "train.py").write_text("print('never seen before')")
-    (tmp_path / ".git").mkdir()
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / "train.py").write_text("print('never seen before')")
+    monkeypatch.chdir(tmp_path / "project")
     sent: list[object] = []
     monkeypatch.setattr(endpoints, "upload_bundle", lambda *given: sent.append(given))
 
