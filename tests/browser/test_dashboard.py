@@ -30,6 +30,12 @@ def uneven(client: Client) -> str:
     return run(client, example("rows-on-8-devices"))
 
 
+@pytest.fixture(scope="module")
+def other(client: Client) -> str:
+    """A job to compare that one with."""
+    return run(client, example("rows-on-3-devices"))
+
+
 def cells(page: Page, row: int) -> list[str]:
     """The split, as its table shows it: one row of it."""
     return page.locator("table.map tbody tr").nth(row).locator("td").all_inner_texts()
@@ -41,10 +47,11 @@ def test_somebody_signs_in_submits_a_job_and_reads_its_split(stranger: Pages) ->
     spec = page.get_by_label("Job spec as JSON")
     spec.fill('{\n "resources": {"devices": 3},\n "program": {"model": {"ref": "linear"}, "dtaa": 1}}')
     expect(page.get_by_text("program.dtaa")).to_be_visible()
-    expect(page.locator(".gutter .wrong")).to_have_text("● 3")
+    expect(page.locator(".cm-lint-marker-error")).to_have_count(1)
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
     page.get_by_role("button", name="line 3").first.click()
-    assert page.evaluate("getSelection().toString()") in ('"dtaa"', '"program"')
+    marked = page.locator(".editor").evaluate("editor => editor.shadowRoot.getSelection().toString()")
+    assert marked in ('"dtaa"', '"program"')
     spec.fill(
         """{"name": "by hand", "resources": {"devices": 3}, "parallelism": {"strategy": "dp"}, "program": {
         "mode": "forward", "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
@@ -146,7 +153,8 @@ def test_a_run_is_followed_live_and_cancelled(pages: Pages, client: Client) -> N
     page.get_by_role("menuitem", name="Cancel").click()
     expect(row.locator(".state")).to_have_text("cancelled")
     row.get_by_role("link", name="digits-ddp2", exact=True).click()
-    expect(page.get_by_role("button", name="Delete")).to_be_visible()
+    page.get_by_role("button", name="More actions").click()
+    expect(page.get_by_role("menuitem", name="Delete")).to_be_visible()
     expect(page.locator(".attempts")).to_contain_text("cancelled by user")
 
 
@@ -212,9 +220,11 @@ def test_waiting_jobs_say_why_and_a_node_is_drained_and_a_device_set_apart(pages
     waiting = page.locator(".queue li", has_text="waits for the node")
     expect(waiting).to_contain_text("no node of it takes work now")
     page.once("dialog", lambda dialog: dialog.accept("a smell of burning"))
-    page.get_by_role("button", name="Set cpu:7 apart").click()
+    page.get_by_role("button", name="Actions on cpu:7").click()
+    page.get_by_role("menuitem", name="Set apart").click()
     expect(page.locator(".slot.quarantined")).to_contain_text("a smell of burning")
-    page.get_by_role("button", name="Use cpu:7 again").click()
+    page.get_by_role("button", name="Actions on cpu:7").click()
+    page.get_by_role("menuitem", name="Use again").click()
     expect(page.locator(".slot.quarantined")).to_have_count(0)
     page.get_by_role("button", name="Take work again").click()
     expect(page.get_by_text("takes work", exact=True)).to_be_visible()
@@ -314,15 +324,15 @@ def test_the_history_of_a_device_is_reached_from_the_page_of_all_devices(pages: 
 
 @pytest.mark.parametrize(
     ("path", "scheme"),
-    [(path, "light") for path in ("/", "/submit", "/compare?a=JOB&b=JOB", "/nodes", "/jobs/JOB")]
+    [(path, "light") for path in ("/", "/submit", "/compare?jobs=JOB,OTHER", "/nodes", "/jobs/JOB")]
     + [("/devices/cpu:0", "light")]
     + [("/jobs/JOB", "dark")]
     + [pytest.param(path, "dark", marks=pytest.mark.slow) for path in ("/", "/devices/cpu:0")],
 )
-def test_pages_are_accessible(pages: Pages, uneven: str, path: str, scheme: Any) -> None:
+def test_pages_are_accessible(pages: Pages, uneven: str, other: str, path: str, scheme: Any) -> None:
     """No violation of WCAG 2 A and AA that axe finds."""
     pages.page.emulate_media(color_scheme=scheme)
-    page = pages.open(path.replace("JOB", uneven))
+    page = pages.open(path.replace("JOB", uneven).replace("OTHER", other))
     expect(page.locator("main h1").first).to_be_visible()
     if "JOB" in path:
         expect(page.locator("table.map").first).to_be_visible()
@@ -350,9 +360,9 @@ def test_curves_can_be_drawn_by_their_logarithm_and_tell_their_values(pages: Pag
     expect(loss.locator("figcaption")).not_to_have_text(last)
 
 
-def test_a_phone_shows_the_same_without_scrolling_sideways(phone: Pages, uneven: str) -> None:
+def test_a_phone_shows_the_same_without_scrolling_sideways(phone: Pages, uneven: str, other: str) -> None:
     page = phone.page
-    for path in ("/", f"/jobs/{uneven}", "/submit", "/nodes", f"/compare?a={uneven}&b={uneven}"):
+    for path in ("/", f"/jobs/{uneven}", "/submit", "/nodes", f"/compare?jobs={uneven},{other}"):
         phone.open(path)
         expect(page.locator("main h1").first).to_be_visible()
         page.wait_for_load_state("load")
@@ -369,4 +379,4 @@ def test_the_keyboard_reaches_everything(pages: Pages, uneven: str) -> None:
     for _ in range(45):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.textContent.trim()"))
-    assert {"Jobs", "Submit", "Compare", "Devices", "Submit again", "Rows", "Waiting", "Start", "End"} <= reached
+    assert {"Jobs", "Submit", "Compare", "Devices", "Edit and submit", "Rows", "Waiting", "Start", "End"} <= reached

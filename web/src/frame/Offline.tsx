@@ -17,8 +17,8 @@ export function Offline() {
   if (lostAt.value == null) return null;
   return (
     <div class="not-answering" role="alert">
-      <b>Not live.</b> The service has not answered since {clock(new Date(lostAt.value).toISOString())}; this page shows
-      what was known then, and its clocks stand still. It tries again by itself.
+      <b>No answer.</b> The service has not answered since {clock(new Date(lostAt.value).toISOString())}; this page
+      shows what was known then, and its clocks stand still. It tries again by itself.
     </div>
   );
 }

@@ -112,7 +112,7 @@ export function mount(host: HTMLElement, options: Options): Handle {
         autocompletion({ override: [complete], activateOnTyping: true }),
         EditorState.tabSize.of(2),
         THEME,
-        EditorView.contentAttributes.of({ "aria-label": "Job spec as JSON", "aria-describedby": "problems" }),
+        EditorView.contentAttributes.of({ "aria-label": "Job spec as JSON", tabindex: "0" }),
         EditorView.updateListener.of((update) => update.docChanged && options.change(update.state.doc.toString())),
       ],
     }),
