@@ -51,6 +51,8 @@ from api.http.audit_log import AuditLog
 from api.http.audit_middleware import AuditMiddleware
 from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Authenticator, load_operator_token
+from api.http.conventions.compression import CompressionMiddleware
+from api.http.conventions.methods import HeadMiddleware, routes_of
 from api.http.deps import NODE_FILES, authenticate
 from api.http.middleware import (
     MIN_UPLOAD_BYTES_PER_SECOND,
@@ -77,7 +79,7 @@ from api.node_files.service import MAX_UPLOAD_BYTES, NodeFileService
 from api.results import artifact_routes, log_routes, profile_routes, split_routes
 from api.results.profile_service import ProfileService
 from api.results.service import ResultService
-from api.system import dashboard_routes, docs_routes
+from api.system import dashboard_routes, docs_routes, problem_routes
 from api.system import routes as system_routes
 from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
@@ -147,6 +149,7 @@ ROUTERS = (
     join_routes.router,
     system_routes.router,
     docs_routes.router,
+    problem_routes.router,
     dashboard_routes.router,
 )
 
@@ -174,12 +177,14 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.monitoring = monitoring
+    app.state.routes = routes_of(ROUTERS)
     for router in ROUTERS:
         app.include_router(router)
     problems.install_handlers(app)
     storage = open_storage(settings)
     audit_log = AuditLog(storage.audit)
-    polls = StatusPollMiddleware(app.build_middleware_stack(), *job_routes.find_status_route())
+    framework = HeadMiddleware(CompressionMiddleware(app.build_middleware_stack()))
+    polls = StatusPollMiddleware(framework, *job_routes.find_status_route())
     within = AuditMiddleware(polls, audit_log, RepeatGuard())
     app.state.storage = storage
     app.state.audit_log, app.state.write_audit_repeats = audit_log, within.write_repeats

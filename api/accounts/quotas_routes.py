@@ -9,13 +9,14 @@ from api.http import responses
 from api.http.deps import Admin, Body, Caller, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
+from api.schemas.requests import TENANT_PATTERN
+from jobs.model.error_words import pattern
 from shardyard.contract.quotas import QuotaList, QuotaView
 
 ServiceDep = Annotated[QuotaService, Depends(service_of(QuotaService))]
-Tenant = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="name of a tenant")]
-TokenId = Annotated[
-    str, Query(pattern=r"^[a-z0-9]{0,64}$", description="id of a token of the tenant, whose own quota is meant")
-]
+_TOKEN_ID = pattern(r"^[a-z0-9]{0,64}$", "the id of a token, small letters and digits")
+Tenant = Annotated[str, Path(pattern=TENANT_PATTERN, description="name of a tenant")]
+TokenId = Annotated[str, Query(pattern=_TOKEN_ID, description="id of a token of the tenant, whose own quota is meant")]
 router = APIRouter(tags=["quotas"])
 
 

@@ -13,7 +13,7 @@ from shardyard.contract.responses import BundleContents, BundleView
 ServiceDep = Annotated[BundleService, Depends(service_of(BundleService))]
 router = APIRouter(tags=["bundles"])
 
-_ZIP = {"required": True, "content": content_of("application/zip", BYTES)}
+_ZIP = {"required": True, "content": content_of("application/octet-stream", BYTES)}
 
 
 @router.post(

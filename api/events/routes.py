@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.events.service import EventService, parse_wanted
+from api.http.conventions.methods import is_head
 from api.http.deps import Caller, JobId, LogStreamNames, authenticate, service_of
 from api.http.operation_docs import content_of, describe
 from api.http.protocol import watch_client
@@ -83,7 +84,7 @@ async def _service_stream(
     response_class=EventStream,
     **describe("Follow a job", _EVENTS, without_body=(204,), refuses=("unreadable_spec", "too_many_streams")),
 )
-async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], Depends(_job_stream)]) -> EventStream:
+async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], Depends(_job_stream)]) -> Response:
     """Events of a job while they happen; docs/api.md lists them. The stream ends after the last event. A request with
     the id of that event gets a 204."""
     return _stream(request, events)
@@ -94,13 +95,15 @@ async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], D
 )
 async def service_events(
     request: Request, events: Annotated[AsyncIterator[bytes], Depends(_service_stream)]
-) -> EventStream:
+) -> Response:
     """Changes of all jobs of your tenant, and of nodes."""
     return _stream(request, events)
 
 
-def _stream(request: Request, events: AsyncIterator[bytes]) -> EventStream:
+def _stream(request: Request, events: AsyncIterator[bytes]) -> Response:
     """The answer of a stream; it notices a client that disconnects silently."""
+    if is_head(request.scope):  # a stream without its events would have no end
+        return Response(headers=HEADERS, media_type=EventStream.media_type)
     watch_client(request.scope)
     end_turn(request.scope)
     return EventStream(events, headers=HEADERS)

@@ -56,6 +56,7 @@ CHANGES: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/v1/nodes/{node}/devices/{device}/quarantine"): "device_quarantined",
     ("DELETE", "/v1/nodes/{node}/devices/{device}/quarantine"): "device_unquarantined",
     ("DELETE", "/v1/nodes/{node}"): "node_forgotten",
+    ("DELETE", "/v1/pools/{pool}/blocks/{block}"): "block_ended",
     ("POST", "/v1/node/join"): "node_joined",
 }
 #: Requests that hand out what jobs have made, or the audit itself.

@@ -15,9 +15,9 @@ from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Principal
 from api.http.deps import header_of
 from jobs.store.accounts import tokens
+from jobs.support.logging_config import current_request
 from shardyard.contract.audit import AuditEntry
 
-MAX_REQUEST_ID: Final = 64
 #: The log sets it.
 _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
 _REFUSED: Final[Mapping[int, str]] = {
@@ -99,7 +99,7 @@ def _describe(scope: Scope, status: int, action: str, who: Principal | None, det
         token_name=who.name if who else "",
         session=who.session if who else "",
         address=client[0] if client else "",
-        request_id=(header_of(scope, b"x-request-id") or "")[:MAX_REQUEST_ID],
+        request_id=current_request.get(),
         details=dict(details),
     )
 

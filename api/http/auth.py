@@ -26,6 +26,7 @@ PUBLIC = frozenset(
         "/readyz",
         "/openapi.json",
         "/docs",
+        "/docs/problems",
         "/docs/start.js",
         "/docs/swagger-ui-bundle.js",
         "/docs/swagger-ui.css",
@@ -45,7 +46,7 @@ PUBLIC = frozenset(
     }
 )
 #: Pages and files of the dashboard: the same for everybody, and without any data.
-PUBLIC_PREFIXES = ("/assets/", "/devices/", "/jobs/")
+PUBLIC_PREFIXES = ("/assets/", "/devices/", "/docs/problems/", "/jobs/")
 #: Methods that change nothing; a token that may read may use them.
 SAFE = frozenset({"GET", "HEAD"})
 

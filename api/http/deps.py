@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from api.http.audit import CHANGES
 from api.http.audit_log import AuditLog
 from api.http.auth import SAFE, Authenticator, Principal, is_public
+from api.http.conventions.query_names import refuse_unknown_parameters
 from api.http.middleware import RATE_LIMIT_FIELDS
 from api.http.rate_limits import RateLimiter
 from api.http.request_turns import RequestTurns
@@ -17,9 +18,16 @@ from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
 from jobs.model.trace_context import TraceContext, parse_traceparent
 from jobs.store.accounts.tokens import Scope
-from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
+from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound, ShardyardError
 
 T = TypeVar("T")
+
+
+class UnsupportedMediaType(ShardyardError):
+    """The body is not said to be JSON."""
+
+    code = "unsupported_media_type"
+
 
 MAX_KEY_LENGTH = 255
 #: Holds the id of a browser's session.
@@ -28,6 +36,9 @@ SESSION_COOKIE = "shardyard_session"
 NODE_FILES = "/v1/node/files"
 #: Routes for tokens to join with, and no others.
 JOINS = "/v1/node/join"
+#: Of a JSON body; one without a type counts as JSON.
+_JSON = ("application/json", "", "text/json")
+_OF_CURL = "application/x-www-form-urlencoded"
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -37,6 +48,7 @@ async def authenticate(request: Request) -> None:
         audit_log: AuditLog = request.app.state.audit_log
         audit_log.require_room()
     if is_public(request.scope["path"]):
+        refuse_unknown_parameters(request)
         return
     authenticator: Authenticator = request.app.state.authenticator
     header = header_of(request.scope, b"authorization")
@@ -61,6 +73,8 @@ async def authenticate(request: Request) -> None:
     request.state.authenticate_header = principal
     if not (brings_files or request.scope["route"].path.startswith(JOINS)):
         principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
+    if request.scope["query_string"]:
+        refuse_unknown_parameters(request)
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
@@ -148,7 +162,21 @@ async def body(request: Request) -> bytes:
             raise ClientDisconnect
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
-    return b"".join(parts)
+    content = b"".join(parts)
+    if content:
+        _require_json(header_of(request.scope, b"content-type"), content)
+    return content
+
+
+def _require_json(given: str | None, content: bytes) -> None:
+    """Raises UnsupportedMediaType unless a body is said to be JSON. What curl says of every body counts as well, if the
+    body looks like an object."""
+    media = "" if given is None else given.partition(";")[0].strip().lower()
+    if media in _JSON or media.endswith("+json") or (media == _OF_CURL and content.lstrip()[:1] == b"{"):
+        return
+    raise UnsupportedMediaType(
+        f"this takes JSON, and the body is said to be {media[:100]!r}; send it with `Content-Type: application/json`"
+    )
 
 
 async def idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_length=MAX_KEY_LENGTH)] = "") -> str:

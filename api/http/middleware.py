@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http import problems
+from api.http.conventions.request_ids import HEADER as REQUEST_ID
+from api.http.conventions.request_ids import choose_request_id
 from api.http.problems import BadHost, BodyTimeout, HeadersTooLarge
 from api.http.prometheus import ProcessMetrics
 from api.http.protocol import is_request_complete, send_whole_answer
 from api.http.request_turns import end_turn
 from jobs.model.settings import Settings
+from jobs.support.logging_config import current_request
 from shardyard.contract.errors import BodyTooLarge, ShardyardError
 
 MAX_HEADERS = 64
@@ -94,6 +97,7 @@ class RequestLimitsMiddleware:
             return
         started, status = time.perf_counter(), 500
         head: Message | None = None
+        request_id = choose_request_id(scope["headers"])
 
         async def answered(message: Message) -> None:
             nonlocal status, head
@@ -101,6 +105,7 @@ class RequestLimitsMiddleware:
                 status = message["status"]
                 message["headers"] = headers = _with_private_headers(list(message.get("headers", ())))
                 headers.extend(scope.get(RATE_LIMIT_FIELDS, ()))
+                headers.append((REQUEST_ID, request_id.encode()))
                 if status in _WITHOUT_BODY or any(name == b"content-length" for name, _ in headers):
                     head = message  # the rest comes at once: all of it is sent together
                     return
@@ -112,6 +117,7 @@ class RequestLimitsMiddleware:
                 await send(start)
             await send(message)
 
+        served = current_request.set(request_id)
         app, body = self._app, self._bodies.limits_for(scope["path"])
         try:
             self._check_head(scope["headers"], body)
@@ -121,6 +127,7 @@ class RequestLimitsMiddleware:
             # A body that is here as a whole is not waited for.
             await app(scope, _limit_body(receive, body, timed=not is_request_complete(scope)), answered)
         finally:
+            current_request.reset(served)
             end_turn(scope)
             route = getattr(scope.get("route"), "path", "other")
             self._monitoring.observe_request(scope["method"], route, status, time.perf_counter() - started)

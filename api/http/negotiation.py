@@ -45,10 +45,10 @@ def _parse_ranges(accept: str) -> Iterator[tuple[str, float]]:
     for part in accept.split(",")[:MAX_RANGES]:
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         if name.count("/") == 1:
-            yield name, _parse_quality(parameters)
+            yield name, parse_quality(parameters)
 
 
-def _parse_quality(parameters: Sequence[str]) -> float:
+def parse_quality(parameters: Sequence[str]) -> float:
     """Between 0 and 1; what is no number is 0, as for a client that cannot say what it wants."""
     given = next((one.removeprefix("q=") for one in parameters if one.startswith("q=")), "1")
     try:

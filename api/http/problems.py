@@ -10,13 +10,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from api.http.conventions.methods import allowed_methods
 from jobs.model import validation
+from jobs.support.logging_config import current_request
 from shardyard.contract.errors import AmbiguousReference, FieldError, ShardyardError
 from shardyard.contract.responses import JobReference
 
 log = structlog.get_logger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+#: Where this service explains each problem; its `type` is the address of its page.
+PAGES = "/docs/problems"
 RETRY_AFTER_SECONDS = 2
 #: Of a full disk, which somebody has to make room on.
 FULL_DISK_SECONDS = 30
@@ -60,6 +64,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "bad_host": (400, "Host not allowed"),
     "bad_request": (400, "Bad request"),
     "body_too_large": (413, "Body too large"),
+    "unsupported_media_type": (415, "The body is not JSON"),
     "range_not_satisfiable": (416, "The range has none of the file's bytes"),
     "body_timeout": (408, "The body did not arrive in time"),
     "too_many_uploads": (429, "Too many uploads at the moment"),
@@ -77,6 +82,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "no_access": (403, "No access to this service"),
     "not_found": (404, "Not found"),
     "method_not_allowed": (405, "Method not allowed"),
+    "precondition_failed": (412, "It has changed meanwhile"),
     "not_acceptable": (406, "Not acceptable"),
     "conflict": (409, "Conflict"),
     "wrong_offset": (409, "The upload goes on elsewhere"),
@@ -132,6 +138,7 @@ class Problem(msgspec.Struct, omit_defaults=True):
     instance: str
     errors: list[FieldError] = msgspec.field(default_factory=list)
     candidates: list[JobReference] = msgspec.field(default_factory=list)
+    request_id: str = ""
 
 
 def problem_response(
@@ -146,7 +153,15 @@ def problem_response(
         code, detail, fields = "internal_error", "an internal error occurred; the service's log has the details", ()
     status, title = PROBLEMS[code]
     problem = Problem(
-        f"urn:shardyard:problem:{code}", title, status, detail, code, path, list(fields), list(candidates)
+        type=f"{PAGES}/{code}",
+        title=title,
+        status=status,
+        detail=detail,
+        code=code,
+        instance=path,
+        errors=list(fields),
+        candidates=list(candidates),
+        request_id=current_request.get(),
     )
     return Response(msgspec.json.encode(problem), status, _STATUS_HEADERS.get(status), MEDIA_TYPE)
 
@@ -189,12 +204,15 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _FRAMEWORK_CODES.get(error.status_code, "internal_error")
-    details = {
-        404: f"there is nothing at {request.url.path}",
-        405: f"{request.method} is not allowed at {request.url.path}",
-    }
-    response = problem_response(code, details.get(error.status_code, str(error.detail)), request.url.path)
-    response.headers.update(error.headers or {})
+    path, headers = request.url.path, dict(error.headers or {})
+    detail = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        detail = f"there is nothing at {path}"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = allowed = ", ".join(allowed_methods(request.app.state.routes, path))
+        detail = f"{request.method} is not allowed at {path}; allowed: {allowed}"
+    response = problem_response(code, detail, path)
+    response.headers.update(headers)
     return response
 
 

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.data.artifacts import OpenArtifact, RangeNotSatisfiable, parse_range
 from api.http import problems, responses
+from api.http.conventions.methods import is_head
 
 CHUNK_BYTES = 256 * 1024
 
@@ -40,6 +41,9 @@ def artifact_response(request: Request, artifact: OpenArtifact, range_header: st
     }
     if wanted is not None:
         headers["Content-Range"] = f"bytes {first}-{last}/{artifact.size}"
+    if is_head(request.scope):
+        artifact.file.close()
+        return Response(None, 200 if wanted is None else 206, headers, "application/octet-stream")
     return _FileResponse(artifact, first, last, 200 if wanted is None else 206, headers)
 
 

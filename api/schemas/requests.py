@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.model import spec_rules, validation
+from jobs.model.error_words import pattern
 from jobs.model.mail import MAX_ADDRESS_LENGTH
 from jobs.model.pool_policy import PoolPolicy
 from jobs.model.quota import DEFAULT_WINDOW_HOURS, MAX_WINDOW_HOURS, OF_TENANTS, Quota
@@ -42,8 +43,13 @@ KEPT_SPECS, MAX_KEPT_BYTES = 64, 8192
 
 #: Of something that a quota limits; None: as much as there is.
 Amount = Annotated[int | None, Field(ge=0, le=2**53)]
-TENANT_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+TENANT_PATTERN = pattern(
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "1 to 63 small letters, digits and hyphens, no hyphen at an end"
+)
 Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
+_DEVICE_CODE = pattern(r"^[!-~]+$", "printable characters, without spaces")
+_SECRET = pattern(r"^[^\x00]+$", "text without NUL")
+_WEBHOOK_NAME = pattern(f"^$|{SHOWN_PATTERN}", "text in one line, without control characters")
 
 
 class QuotaRequest(BaseModel):
@@ -112,7 +118,7 @@ class DeviceSignInRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    device_code: str = Field(min_length=1, max_length=MAX_DEVICE_CODE_LENGTH, pattern=r"^[!-~]+$")
+    device_code: str = Field(min_length=1, max_length=MAX_DEVICE_CODE_LENGTH, pattern=_DEVICE_CODE)
 
 
 class CancelRequest(BaseModel):
@@ -132,16 +138,18 @@ class SecretRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    value: str = Field(min_length=1, max_length=MAX_SECRET_BYTES, pattern=r"^[^\x00]+$", repr=False)
+    value: str = Field(min_length=1, max_length=MAX_SECRET_BYTES, pattern=_SECRET, repr=False)
 
 
 EventPatterns = Annotated[list[EventPattern], Field(min_length=1, max_length=len(EVENT_PATTERNS))]
-WebhookName = Annotated[str, Field(max_length=200, pattern=f"^$|{SHOWN_PATTERN}"), AfterValidator(require_plain)]
+WebhookName = Annotated[str, Field(max_length=200, pattern=_WEBHOOK_NAME), AfterValidator(require_plain)]
 
 
 HookUrl = Annotated[str | None, Field(min_length=1, max_length=MAX_URL_LENGTH, repr=False)]
 #: Neither of the two names of a repository is `.` or `..`, which would lead elsewhere in a path.
-_REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}/([A-Za-z0-9_-]|\.[A-Za-z0-9_-])[A-Za-z0-9._-]{0,99}$"
+_REPOSITORY = pattern(
+    r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}/([A-Za-z0-9_-]|\.[A-Za-z0-9_-])[A-Za-z0-9._-]{0,99}$", "owner/name of a repository"
+)
 Repository = Annotated[str | None, Field(max_length=140, pattern=_REPOSITORY)]
 TokenSecret = Annotated[str | None, Field(min_length=1, max_length=63, pattern=REFERENCE_NAME)]
 Recipients = Annotated[
@@ -274,11 +282,7 @@ def _parse_spec(body: bytes) -> JobSpec:
 
     if body.count(b",") > MAX_SPEC_VALUES:
         raise InvalidSpec(f"a job spec may have {MAX_SPEC_VALUES} values at most")
-    wanted = spec_rules.parse_spec(body)
-    wrong = catalogue.check(wanted)
-    if wrong:
-        raise InvalidSpec("the job spec names things that do not exist", fields=tuple(wrong))
-    return wanted
+    return spec_rules.parse_spec(body, catalogue.check)
 
 
 _parse_cached_spec = lru_cache(KEPT_SPECS)(_parse_spec)
@@ -450,7 +454,11 @@ def parse_label(text: str) -> tuple[str, str] | None:
 
 def _parse_body(model: type[Model], body: bytes, problem: str) -> Model:
     try:
-        return model.model_validate_json(body)
+        wanted = model.model_validate_json(body)
     except ValidationError as error:
         fields = validation.field_errors(validation.details(error), model)
-        raise InvalidRequest(problem, fields=fields) from None
+        raise InvalidRequest(problem, fields=(*fields, *validation.repeated_keys(body))) from None
+    twice = validation.repeated_keys(body)
+    if twice:
+        raise InvalidRequest(problem, fields=twice)
+    return wanted

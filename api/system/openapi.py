@@ -2,7 +2,9 @@
 schemas of all bodies and answers, from the types that they are made of."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
@@ -13,7 +15,10 @@ from api.http.auth import is_public
 from api.http.operation_docs import JSON, content_of, refusals
 from api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
 from api.schemas import examples, requests
+from api.schemas.field_docs import describe_field
+from api.system.operation_ids import OPERATION_IDS, TAGS
 from jobs.model.spec import JobSpec
+from jobs.model.state import AttemptState, JobState, StateReason
 from shardyard.contract import audit, fleet, joins, quotas, responses, scheduling, webhooks
 from shardyard.contract.report import Report
 from shardyard.contract.report_diff import ReportDiff
@@ -33,6 +38,16 @@ _ANSWERS = {
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not responses.Answer
 }
 _REFS = "#/components/schemas/{name}"
+#: Fields of answers that are one of a few words, though they are typed as text: a client of an earlier version must be
+#: able to read words that it does not know.
+_WORDS: dict[str, type[StrEnum]] = {
+    **dict.fromkeys(
+        ("JobSummary.state", "ListedJob.state", "JobStatus.state", "ResolvedJob.state", "JobReference.state"), JobState
+    ),
+    "JobExplanation.state": JobState,
+    "AttemptView.state": AttemptState,
+    "ReasonView.code": StateReason,
+}
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -51,6 +66,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return {
         "openapi": found["openapi"],
         "info": found["info"],
+        "tags": [{"name": name, "description": words} for name, words in TAGS.items()],
         "security": [{"token": []}],
         "paths": paths,
         "components": {
@@ -63,7 +79,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _complete(described: dict[str, Any], method: str, path: str) -> None:
     """Add what follows from an operation's method, path and parameters."""
+    described["operationId"] = OPERATION_IDS[method.upper(), path]
     for parameter in described.get("parameters", ()):
+        parameter.setdefault("description", describe_field("parameters", parameter["name"]))
         if parameter["name"] in examples.PARAMETERS:
             parameter["example"] = examples.PARAMETERS[parameter["name"]]
     if is_public(path):
@@ -107,6 +125,7 @@ def _schemas() -> dict[str, Any]:
     _, answers = msgspec.json.schema_components([*_ANSWERS.values(), Report, ReportDiff, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"
     for name, answer in answers.items():
+        _mark_times(answer, _ANSWERS.get(name))
         if "description" in answer:
             answer["description"] = " ".join(answer["description"].split())
         answered = _ANSWERS.get(name)
@@ -115,5 +134,42 @@ def _schemas() -> dict[str, Any]:
             answer["required"] = list(answer["properties"])
             for field in answer["properties"].values():
                 field.pop("default", None)
-    answers["JobStatus"]["properties"]["spec"] = {"$ref": _REFS.format(name="JobSpec")}
-    return dict(sorted((schemas | answers).items()))
+    for name in ("JobStatus", "ResolvedJob"):
+        answers[name]["properties"]["spec"] = {"$ref": _REFS.format(name="JobSpec")}
+    found = schemas | answers | {words.__name__: _enum_of(words) for words in set(_WORDS.values())}
+    for name, schema in found.items():
+        for field, described in schema.get("properties", {}).items():
+            _describe_field(name, field, described)
+    return dict(sorted(found.items()))
+
+
+def _mark_times(answer: dict[str, Any], kind: type[msgspec.Struct] | None) -> None:
+    """Say of fields that are times that they are; msgspec says it only of those whose type demands a time zone."""
+    for field in msgspec.structs.fields(kind) if kind is not None else ():
+        if datetime in (field.type, *get_args(field.type)):
+            described = answer["properties"][field.encode_name]
+            texts = [one for one in (described, *described.get("anyOf", ())) if one.get("type") == "string"]
+            texts[0]["format"] = "date-time"
+
+
+def _enum_of(words: type[StrEnum]) -> dict[str, Any]:
+    described = {"type": "string", "title": words.__name__, "description": " ".join((words.__doc__ or "").split())}
+    return described | {"enum": [str(word) for word in words]}
+
+
+def _describe_field(kind: str, field: str, described: dict[str, Any]) -> None:
+    """Add what a field is, and the words that it may have. A reference is wrapped, since generators of clients drop
+    what stands beside one."""
+    words = _WORDS.get(f"{kind}.{field}")
+    if words is not None:
+        described.clear()
+        described["allOf"] = [{"$ref": _REFS.format(name=words.__name__)}]
+    elif "$ref" in described:
+        described["allOf"] = [{"$ref": described.pop("$ref")}]
+    if isinstance(described.get("default"), dict):  # generators cannot make it, and its fields have their own
+        del described["default"]
+    if described.get("items") == {"type": "array"}:  # of anything, which generators want to be told
+        described["items"] = {"type": "array", "items": {}}
+    description = describe_field(kind, field)
+    if description is not None:
+        described.setdefault("description", description)

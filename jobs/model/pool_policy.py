@@ -2,9 +2,14 @@
 
 import msgspec
 
+from jobs.model.error_words import pattern
+
 #: Of the names of pools.
 MAX_POOL_LENGTH = 63
-POOL_PATTERN = r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$"
+POOL_PATTERN = pattern(
+    r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$",
+    "small letters, digits, dots, underscores and hyphens, a letter or digit at both ends",
+)
 #: Boxes by what they keep apart, the least first. What a later version of the service calls its box counts as none.
 BOX_LEVELS = ("none", "user", "full")
 #: The least box that each demand accepts. What a later version may demand is more than any box of this one.

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jobs.model.error_words import pattern
 from jobs.model.mail import domain_of, parse_domains, parse_mail_server
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
 
@@ -19,7 +20,9 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 #: Of one machine.
 MAX_VIRTUAL_NODES = 16
 MAX_NODE_LENGTH = 63
-NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+NODE_PATTERN = pattern(
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$", "letters, digits, dots, underscores and hyphens, a letter or digit first"
+)
 #: Compose files set what is not given to nothing.
 OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
 

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic import WrapValidator as Wrap
 
+from jobs.model.error_words import pattern
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
 
 #: Of one job, on all its nodes together.
@@ -57,29 +58,42 @@ def _one_message(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 #: Of text that people are shown. What else it must not have, `shardyard.contract.plain_text` says; the specs that
 #: earlier versions have stored may have it.
-SHOWN_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+SHOWN_PATTERN = pattern(r"^[^\x00-\x1f\x7f]+$", "text in one line, without control characters")
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=SHOWN_PATTERN)]
 PoolName = Annotated[str, Field(min_length=1, max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN)]
-LabelKey = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
-LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+_LABEL_KEY = pattern(
+    r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "letters, digits, dots, underscores, slashes and hyphens, a letter or digit first"
+)
+LabelKey = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL_KEY)]
+_LABEL_VALUE = pattern(r"^[^\x00-\x1f\x7f]*$", "text in one line, without control characters")
+LabelValue = Annotated[str, Field(max_length=255, pattern=_LABEL_VALUE)]
 Ref = Annotated[
     str,
     Field(
         min_length=1,
         max_length=300,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
+        pattern=pattern(
+            r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
+            "the name of something built in, or package.module:attribute",
+        ),
         description="a built-in name (`GET /v1/recipes`), or `package.module:attribute` in the worker's environment",
     ),
 ]
-ModulePath = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")]
+_MODULE_PATH = pattern(r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", "the path of a sub-module, such as encoder.layers.0")
+ModulePath = Annotated[str, Field(min_length=1, max_length=300, pattern=_MODULE_PATH)]
 Args = Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_finite)]
+_BUNDLE_ID = pattern(r"^sha256:[0-9a-f]{64}$", "the id that the upload of the code has returned, sha256:...")
 BundleId = Annotated[
-    str, Field(pattern=r"^sha256:[0-9a-f]{64}$", description="id of uploaded code, as `POST /v1/bundles` answers it")
+    str, Field(pattern=_BUNDLE_ID, description="id of uploaded code, as `POST /v1/bundles` answers it")
 ]
-Argument = Annotated[str, Field(max_length=8192, pattern=r"^[^\x00]*$")]
+Argument = Annotated[str, Field(max_length=8192, pattern=pattern(r"^[^\x00]*$", "text without NUL"))]
 KeepPattern = Annotated[str, Field(min_length=1, max_length=500, pattern=SHOWN_PATTERN)]
-VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-REFERENCE_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+_VARIABLE = pattern(r"^[A-Za-z_][A-Za-z0-9_]*$", "letters, digits and underscores, no digit first")
+VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=_VARIABLE)]
+REFERENCE_NAME = pattern(
+    r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+    "letters, digits, dots, underscores and hyphens, a letter or digit at both ends",
+)
 SecretName = Annotated[str, Field(min_length=1, max_length=63, pattern=REFERENCE_NAME)]
 Secrets = Annotated[
     Annotated[dict[VariableName, SecretName], Field(max_length=32)] | None,
@@ -88,7 +102,7 @@ Secrets = Annotated[
         "the values are shown nowhere, and replaced in what the job prints"
     ),
 ]
-EnvironmentName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
+EnvironmentName = Annotated[str, Field(min_length=1, max_length=63, pattern=POOL_PATTERN)]
 Place = Annotated[Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)], Wrap(_one_message)]
 
 

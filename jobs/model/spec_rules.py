@@ -3,45 +3,73 @@
 The models (`jobs.model.spec`) check each field by itself, this module what several fields say together.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pydantic import ValidationError
 
 from jobs.model import file_patterns, validation
+from jobs.model.error_words import shorten
 from jobs.model.spec import DISTRIBUTED, MAX_DEVICES, JobSpec, Parallelism, RecipeProgram, ScriptProgram
+from jobs.model.spec_repair import ELSEWHERE, PROGRAMS, is_guessed, mend_spec
 from jobs.model.validation import MAX_REPORTED_ERRORS
 from shardyard.contract.errors import FieldError, InvalidSpec, NotSupported
 from shardyard.contract.plain_text import describe_unsafe, find_unsafe
 
-_PROGRAMS: validation.Tags = {("program", "recipe"): RecipeProgram, ("program", "script"): ScriptProgram}
+#: Names that a spec gives to what others have: components of recipes, for one.
+NameCheck = Callable[[JobSpec], Iterable[FieldError]]
+#: What nearly all rules about several fields read. Where one of these is unknown, what the rules say is guessed.
+_READ_BY_RULES = ("parallelism", "resources", "program.kind", "program.mode")
 
 
-def parse_spec(body: bytes | str) -> JobSpec:
-    """Read a spec from JSON.
+def parse_spec(body: bytes | str, check_names: NameCheck | None = None) -> JobSpec:
+    """Read a spec from JSON. `check_names` finds names in it that do not exist.
 
     Raises:
         MalformedJson: the body is not JSON, or is nested too deep.
-        InvalidSpec: some fields are wrong; `fields` names the first twenty.
+        InvalidSpec: some fields are wrong, whatever the rule; `fields` names the first twenty.
         NotSupported: the spec asks for something that this version does not do.
     """
     try:
         spec = JobSpec.model_validate_json(body)
     except ValidationError as error:
         details = validation.details(error)
-        fields = validation.field_errors(details, JobSpec, _PROGRAMS)
-        raise InvalidSpec(f"the job spec is not valid{_more(details)}", fields=fields) from None
-    wrong = tuple(_unsafe_names(spec))
+        raise _invalid(_errors_of_unreadable(body, details, check_names), len(details)) from None
+    wrong = [*validation.repeated_keys(body), *_rule_errors(spec, check_names)]
     if wrong:
-        raise InvalidSpec(f"the job spec is not valid{_more(wrong)}", fields=wrong[:MAX_REPORTED_ERRORS])
-    wrong = tuple(_cross_field_errors(spec))
-    if wrong:
-        raise InvalidSpec(f"the job spec contradicts itself{_more(wrong)}", fields=wrong[:MAX_REPORTED_ERRORS])
+        raise _invalid(wrong)
     _refuse_unsupported(spec)
     return spec.named()
 
 
-def _more(errors: Sized) -> str:
-    return f" (the first {MAX_REPORTED_ERRORS} of {len(errors)})" if len(errors) > MAX_REPORTED_ERRORS else ""
+def _invalid(wrong: Sequence[FieldError], count: int = 0) -> InvalidSpec:
+    """`count` errors there are at least: of very many, not all are described."""
+    most, count = MAX_REPORTED_ERRORS, max(count, len(wrong))
+    more = f" (the first {most} of {count} errors)" if count > most else ""
+    return InvalidSpec(f"the job spec is not valid{more}", fields=tuple(wrong[:most]))
+
+
+def _rule_errors(spec: JobSpec, check_names: NameCheck | None) -> list[FieldError]:
+    """All that is wrong with a spec whose fields are valid, each by itself."""
+    names = () if check_names is None else check_names(spec)
+    return [*_unsafe_names(spec), *_cross_field_errors(spec), *names]
+
+
+def _errors_of_unreadable(
+    body: bytes | str, details: Sequence[validation.Detail], check_names: NameCheck | None
+) -> list[FieldError]:
+    """Errors of fields that are not valid by themselves, and what else is wrong as far as that can be told."""
+    wrong = [
+        *validation.field_errors(details, JobSpec, PROGRAMS, ELSEWHERE),
+        *validation.repeated_keys(body),
+    ]
+    spec, guessed = mend_spec(body, details)
+    if spec is None:
+        return wrong
+    known = {error.field for error in wrong}
+    further = [*_unsafe_names(spec), *(() if check_names is None else check_names(spec))]
+    if not any(is_guessed(field, guessed) for field in _READ_BY_RULES):
+        further += _cross_field_errors(spec)
+    return wrong + [error for error in further if error.field not in known and not is_guessed(error.field, guessed)]
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:
@@ -70,7 +98,7 @@ def _unsafe_names(spec: JobSpec) -> Iterator[FieldError]:
     for field, text in named.items():
         unsafe = find_unsafe(text)
         if unsafe is not None:
-            yield FieldError(field, f"{describe_unsafe(unsafe)} (got {text[: validation.MAX_ECHOED]!r})")
+            yield FieldError(field, f"{describe_unsafe(unsafe)} (got {shorten(text)!r})")
 
 
 def _cross_field_errors(spec: JobSpec) -> list[FieldError]:

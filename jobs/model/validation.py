@@ -1,21 +1,22 @@
 """Pydantic's errors in this project's words: the field's path, what is wrong, what would be right."""
 
-import difflib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from jobs.model.error_words import explain_value, nearest_choice, shorten, show_name
 from shardyard.contract.errors import FieldError, MalformedJson
-from shardyard.contract.plain_text import describe_unsafe, escape_unsafe, find_unsafe
+from shardyard.contract.plain_text import describe_unsafe, find_unsafe
 
 MAX_REPORTED_ERRORS = 20
-#: Longest part of a request that an error repeats.
-MAX_ECHOED = 80
 
 #: One of pydantic's errors.
 Detail = Mapping[str, Any]
+#: Parts of the path of a field.
+Path = tuple[int | str, ...]
 #: By a field and the tag that pydantic puts behind it in paths: the model that was chosen there, of several.
 Tags = Mapping[tuple[int | str, int | str], type[BaseModel]]
 #: Errors that have our own words already.
@@ -47,36 +48,46 @@ def details(error: ValidationError) -> Sequence[Detail]:
 
 
 def field_errors(
-    found: Sequence[Detail], model: type[BaseModel] | None = None, tags: Tags | None = None
+    found: Sequence[Detail],
+    model: type[BaseModel] | None = None,
+    tags: Tags | None = None,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[FieldError, ...]:
-    """The first twenty. `model` is the one that was read, from which misspelt fields are told the right name."""
+    """The first twenty. `model` is the one that was read, from which misspelt fields are told the right name;
+    `elsewhere` has what to say of names that are none of its fields, but that people look for there."""
     return tuple(
-        FieldError(_path(detail["loc"], tags or {}), _explain(detail, model, tags or {}))
+        FieldError(
+            show_path(user_path(detail["loc"], tags or {})), _explain(detail, model, tags or {}, elsewhere or {})
+        )
         for detail in found[:MAX_REPORTED_ERRORS]
     )
 
 
-def _path(loc: Sequence[int | str], tags: Tags) -> str:
-    """The dotted path of a field; pydantic's own marks (a key, a tag) are none of the user's."""
-    parts = [part for before, part in pairwise(["", *loc]) if part != "[key]" and (before, part) not in tags]
-    return ".".join(escape_unsafe(_short(str(part))) for part in parts) or "(body)"
+def user_path(loc: Sequence[int | str], tags: Tags) -> Path:
+    """The path of a field; pydantic's own marks (a key, a tag) are none of the user's."""
+    return tuple(part for before, part in pairwise(["", *loc]) if part != "[key]" and (before, part) not in tags)
 
 
-def _explain(detail: Detail, model: type[BaseModel] | None, tags: Tags) -> str:
-    if detail["type"] == "missing":
-        return "required, but missing"
-    if detail["type"] == "value_error":  # raised by a validator of ours, in our own words
-        return f"{detail['ctx']['error']} (got {_short(repr(detail['input']))})"
+def show_path(path: Sequence[int | str]) -> str:
+    return ".".join(show_name(str(part)) for part in path) or "(body)"
+
+
+def known_fields(loc: Sequence[int | str], model: type[BaseModel], tags: Tags) -> list[str]:
+    """Names of the fields that may stand where an unknown one does."""
+    return _fields_at([part for part in loc[:-1] if isinstance(part, str)], model, tags)
+
+
+def _explain(detail: Detail, model: type[BaseModel] | None, tags: Tags, elsewhere: Mapping[str, str]) -> str:
     if detail["type"] in _OWN_WORDS:
         return str(detail["msg"])
-    unsafe = find_unsafe(detail["input"]) if isinstance(detail.get("input"), str) else None
-    if detail["type"] == "string_pattern_mismatch" and unsafe is not None:
-        return f"{describe_unsafe(unsafe)} (got {_short(repr(detail['input']))})"
     if detail["type"] != "extra_forbidden" or model is None:
-        return f"{detail['msg']} (got {_short(repr(detail.get('input')))})"
-    known = _fields_at([part for part in detail["loc"][:-1] if isinstance(part, str)], model, tags)
-    near = difflib.get_close_matches(_short(str(detail["loc"][-1])), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known fields here: {', '.join(known) or 'none'}"
+        return explain_value(detail)
+    name = shorten(str(detail["loc"][-1]))
+    known = known_fields(detail["loc"], model, tags)
+    near = nearest_choice(name, known) if name.casefold() not in elsewhere else None
+    if near is None and name.casefold() in elsewhere:
+        return f"unknown field; {elsewhere[name.casefold()]}"
+    hint = f"did you mean {near!r}?" if near else f"known fields here: {', '.join(known) or 'none'}"
     return f"unknown field; {hint}"
 
 
@@ -89,5 +100,40 @@ def _fields_at(path: Sequence[str], model: type[BaseModel], tags: Tags) -> list[
     return list(model.model_fields)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_ECHOED else text[:MAX_ECHOED] + "..."
+class _Repeated(dict[str, Any]):
+    """An object that has some of its keys more than once."""
+
+    keys_twice: tuple[str, ...] = ()
+
+
+def repeated_keys(body: bytes | str) -> tuple[FieldError, ...]:
+    """Keys that a valid JSON body has more than once in one object, of which readers would see one or another."""
+    found = False
+
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal found
+        read = dict(pairs)
+        if len(read) == len(pairs):
+            return read
+        found, twice = True, _Repeated(read)
+        names = [name for name, _ in pairs]
+        twice.keys_twice = tuple(name for name in read if names.count(name) > 1)
+        return twice
+
+    try:
+        document = json.loads(body, object_pairs_hook=read_object)
+    except (ValueError, RecursionError):  # pydantic takes what Python does not: a number of very many digits
+        return ()
+    return tuple(_walk_repeated(document, ()))[:MAX_REPORTED_ERRORS] if found else ()
+
+
+def _walk_repeated(value: Any, path: Path) -> Iterator[FieldError]:
+    if isinstance(value, _Repeated):
+        for name in value.keys_twice:
+            yield FieldError(show_path((*path, name)), "given more than once in one object; leave it out but for one")
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _walk_repeated(part, (*path, name))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _walk_repeated(part, (*path, number))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace as replace_fields
 
+from jobs.model.error_words import nearest_choice
 from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState, StateReason
@@ -19,6 +20,7 @@ from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
 from jobs.store.specs import decode_spec, decompress_spec, encode_spec
 from shardyard.contract.errors import (
+    FieldError,
     IdempotencyConflict,
     JobFinished,
     JobNotFinished,
@@ -135,16 +137,23 @@ def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None
         raise unknown_bundle(spec.program.bundle)
     if status == "unknown_pool":
         known = ", ".join(sorted(detail)) or "none: no worker has registered yet"
-        raise UnknownPool(f"there is no pool {spec.pool!r}; pools: {known}")
+        near = nearest_choice(spec.pool, detail)
+        hint = f"did you mean {near!r}?" if near else f"pools: {known}"
+        raise UnknownPool(
+            f"there is no pool {spec.pool!r}; pools: {known}",
+            fields=(FieldError("pool", f"there is no pool {spec.pool!r}; {hint}"),),
+        )
     if status == "too_large":
         raise TooLargeForPool(
             f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
-            f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
+            f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool",
+            fields=(FieldError("resources.devices", f"at most {detail[0]}, as the largest node of {spec.pool!r} has"),),
         )
     if status == "too_few_nodes":
         raise TooLargeForPool(
             f"the job needs {spec.resources.devices} devices on each of {spec.resources.nodes} nodes, but "
-            f"{detail[0]} of pool {spec.pool!r} have so many; lower resources.nodes or choose another pool"
+            f"{detail[0]} of pool {spec.pool!r} have so many; lower resources.nodes or choose another pool",
+            fields=(FieldError("resources.nodes", f"at most {detail[0]} in pool {spec.pool!r} with so many devices"),),
         )
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -13,6 +14,9 @@ import msgspec
 import structlog
 
 from jobs.support.log_follower import LogFollower, follow_log
+
+#: The id of the request that is served now, which every line that is logged meanwhile has.
+current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
@@ -85,6 +89,8 @@ def _complete_event(logger: Any, level: str, event: Any) -> Any:
     """One function for what structlog has four for, since every submit passes here."""
     event["level"], event["logger"] = level, event.get("_record", logger).name  # a record: of a library
     event["at"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    if request := current_request.get():
+        event["request_id"] = request
     return structlog.processors.format_exc_info(logger, level, event) if "exc_info" in event else event
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr
 
 from api.app import create_app
 from api.http import problems
-from api.system import dashboard_routes
+from api.system import dashboard_routes, problem_routes
 from benchmarks.harness import results
 from jobs.model import catalogue, state
 from jobs.model.settings import Settings
@@ -187,6 +187,13 @@ def test_the_table_of_routes_is_the_applications(routes: set[tuple[str, str]]) -
 def test_the_table_of_errors_is_the_applications() -> None:
     documented = {row[0].strip("`"): int(row[1]) for row in rows(API, "## Errors")}
     assert documented == {code: status for code, (status, _) in problems.PROBLEMS.items()}
+
+
+def test_the_page_of_a_problem_says_what_the_table_says() -> None:
+    without_links = {
+        row[0].strip("`"): re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", row[2]) for row in rows(API, "## Errors")
+    }
+    assert without_links == problem_routes.EXPLANATIONS
 
 
 def test_every_reason_is_explained() -> None:

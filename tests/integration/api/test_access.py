@@ -22,6 +22,7 @@ FILLED = {
     "{webhook}": "wh_0123456789abcdef",
     "{delivery}": "0000000001-01980000-0000-89abcdef",
     "{name}": "index.js",
+    "{code}": "not_found",
     "{node}": "host-a",
     "{pool}": "default",
     "{block}": "4711",
@@ -78,7 +79,8 @@ async def test_another_tenants_job_is_not_found_whatever_is_asked_of_it(api: Api
     for method, path in every_route(api):
         if JOB in path and not is_public(path):
             answer = await api.client.request(method, path.replace(JOB, job), headers=stranger)
-            assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), (method, path)
+            assert answer.status_code == 404, (method, path)
+            assert method == "HEAD" or answer.json()["code"] == "not_found", (method, path)
             asked += 1
     assert asked >= 7
     assert (await api.get("/v1/jobs", headers=stranger))["jobs"] == []
@@ -304,8 +306,10 @@ async def test_a_token_of_a_node_may_do_nothing_that_people_may(api: Api) -> Non
         if is_public(path) or path.startswith("/v1/node/"):
             continue
         answer = await api.client.request(method, path.replace(JOB, job), headers=headers)
-        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
-        assert "node host-a alone" in answer.json()["detail"]
+        assert answer.status_code == 403, (method, path)
+        if method != "HEAD":
+            assert answer.json()["code"] == "forbidden", (method, path)
+            assert "node host-a alone" in answer.json()["detail"]
         asked += 1
     assert asked > 30
     sign_in = await api.client.post("/v1/sign-in", json={"token": headers["Authorization"].partition(" ")[2]})

@@ -31,6 +31,7 @@ _LONG = "x" * 6000
 #: What follows the path of a route that reads: as much as a query may have.
 QUERIES: Mapping[str, str] = {
     "GET /v1/jobs": f"?search={_LONG}&limit=200",
+    "GET /v1/jobs/resolve": f"?ref={'x' * 200}",
     "GET /v1/jobs/{job}/logs": f"?search={_LONG}",
     "GET /v1/jobs/{job}/metrics": "?points=10000",
     "GET /v1/jobs/{job}/splits": "?format=html",
@@ -94,6 +95,7 @@ PLAIN = frozenset(
         *("GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}", "GET /v1/tokens", "DELETE /v1/tokens/{token}"),
         *("GET /v1/quota", "GET /v1/quotas/{tenant}", "DELETE /v1/quotas/{tenant}", "GET /v1/me", "GET /healthz"),
         *("GET /readyz", "GET /v1/sign-in", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
+        *("GET /docs/problems", "GET /docs/problems/{code}"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
         *("GET /compare", "GET /submit", "GET /sign-in", "GET /", "GET /jobs/{job}", "GET /devices/{device}"),
         *("GET /assets/{name}", "GET /v1/node/files/{path:path}", "DELETE /v1/node/files/{path:path}"),

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from api.http import problems
 from api.http.auth import PUBLIC, is_public
 from api.schemas import examples
+from api.system.operation_ids import OPERATION_IDS
 from jobs.model.settings import Settings
 from jobs.store.accounts.tokens import Scope
 from jobs.support import secret_keys
@@ -15,7 +17,7 @@ from tests.integration.api.conftest import Api, bearer, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
-PAGE = sorted(path for path in PUBLIC if path.startswith("/docs"))
+PAGE = sorted(path for path in PUBLIC if path.startswith("/docs") and path != problems.PAGES)
 
 
 NODE_FILE = "/v1/node/files/{path}"
@@ -63,6 +65,33 @@ async def test_every_operation_has_a_summary_a_tag_and_its_refusals(api: Api) ->
         assert ("404" in statuses) is may_be_missing, (method, path)
     summaries = [operation["summary"] for operation in found.values()]
     assert len(summaries) == len(set(summaries))
+
+
+async def test_every_parameter_and_every_field_is_described(api: Api) -> None:
+    document = await api.get("/openapi.json")
+    for key, operation in (await operations(api)).items():
+        for parameter in operation.get("parameters", ()):
+            assert parameter.get("description"), (key, parameter["name"])
+    schemas = document["components"]["schemas"]
+    for name, schema in schemas.items():
+        for field, described in schema.get("properties", {}).items():
+            assert described.get("description"), (name, field)
+    assert schemas["JobStatus"]["properties"]["created_at"]["format"] == "date-time"
+    assert schemas["JobState"]["enum"] == ["queued", "starting", "running", "succeeded", "failed", "cancelled"]
+    assert "waiting_for_devices" in schemas["StateReason"]["enum"]
+    for name in ("JobStatus", "ListedJob", "ResolvedJob"):
+        assert schemas[name]["properties"]["state"]["allOf"] == [{"$ref": "#/components/schemas/JobState"}]
+
+
+async def test_operations_have_names_for_people_and_groups_have_words(api: Api) -> None:
+    document, found = await api.get("/openapi.json"), await operations(api)
+    names = [operation["operationId"] for operation in found.values()]
+    assert len(names) == len(set(names)) == len(OPERATION_IDS)
+    assert all(re.fullmatch("[a-z]+([A-Z][a-z]+)*", name) for name in names)
+    assert found["post", "/v1/jobs"]["operationId"] == "submitJob"
+    tags = {tag["name"]: tag["description"] for tag in document["tags"]}
+    assert {tag for operation in found.values() for tag in operation["tags"]} == tags.keys()
+    assert all(tags.values())
 
 
 async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api) -> None:

@@ -45,7 +45,7 @@ async def test_a_browser_gets_the_page_and_may_do_nothing_but_show_it(api: Api) 
     )
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-disposition"] == f'inline; filename="split-{job}.html"'
-    assert answer.headers["vary"] == "Accept"
+    assert answer.headers["vary"] == "Accept, Accept-Encoding"
     ET.fromstring(answer.text)
     status = await api.get(f"/v1/jobs/{job}")
     assert f'<h1 dir="auto">{status["name"]}</h1>' in answer.text

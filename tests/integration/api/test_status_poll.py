@@ -14,7 +14,8 @@ MISSING = "01a20068-c239-74a0-8d25-1b0c0c0c0c0c"
 
 
 async def both_ways(api: Api, path: str, headers: dict[str, str]) -> list[tuple[int, bytes, dict[str, str]]]:
-    answers = [await api.client.get(f"/v1/jobs/{path}{query}", headers=headers) for query in ("", "?wait=0")]
+    named = headers | {"X-Request-ID": "the-same"}
+    answers = [await api.client.get(f"/v1/jobs/{path}{query}", headers=named) for query in ("", "?wait=0")]
     return [(answer.status_code, answer.content, dict(answer.headers)) for answer in answers]
 
 

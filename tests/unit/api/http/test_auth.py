@@ -67,7 +67,7 @@ def test_only_health_sign_in_and_pages_without_data_are_public() -> None:
     dashboard = {"/", "/sign-in", "/submit", "/compare", "/nodes", "/quota", "/webhooks"}
     sign_ins = {f"/v1/sign-in{rest}" for rest in ("", "/oidc", "/oidc/callback", "/device", "/device/token")}
     always = {"/healthz", "/readyz", "/openapi.json", "/v1/sign-out"}
-    assert always | sign_ins | page | dashboard == PUBLIC
+    assert always | sign_ins | page | dashboard | {"/docs/problems"} == PUBLIC
     assert not any(is_public(path) for path in ("/v1/jobs", "/v1/jobs/x", "/v1/me", "/metrics", "/jobs", "/v1"))
 
 

@@ -26,7 +26,7 @@ def test_a_problem_has_the_members_of_rfc_9457_and_names_the_fields() -> None:
     assert response.status_code == 422
     assert response.headers["content-type"] == "application/problem+json"
     assert json.loads(bytes(response.body)) == {
-        "type": "urn:shardyard:problem:invalid_spec",
+        "type": "/docs/problems/invalid_spec",
         "title": "The job spec is not valid",
         "status": 422,
         "detail": "two fields",

@@ -359,7 +359,7 @@ def test_a_body_that_is_not_json_is_said_to_be_malformed(body: str | bytes) -> N
 
 @pytest.mark.parametrize("body", ["[]", "null", "3", '"x"', "true", "NaN"])
 def test_a_body_that_is_no_object_is_refused(body: str) -> None:
-    assert "should be an object" in wrong(body)["(body)"]
+    assert "an object, { ... }" in wrong(body)["(body)"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "[[NaN]]", '{"deep": [1e999]}'])
@@ -370,9 +370,13 @@ def test_numbers_that_json_cannot_carry_are_refused_wherever_they_hide(number: s
         assert list(wrong(f'{{"program": {json.dumps(FORWARD)}, "limits": {{"wall_seconds": {number}}}}}'))
 
 
-def test_of_a_duplicate_key_the_last_one_counts() -> None:
+def test_a_key_that_is_given_twice_is_refused_wherever_it_is() -> None:
     body = f'{{"priority": 1, "program": {json.dumps(FORWARD)}, "priority": 2}}'
-    assert parse_spec(body).priority == 2
+    assert "more than once" in wrong(body)["priority"]
+    inner = json.dumps({"program": FORWARD}).replace('"in_features": 5', '"in_features": 5, "in_features": 5')
+    assert list(wrong(inner)) == ["program.model.args.in_features"]
+    both = f'{{"priority": 1000, "program": {json.dumps(FORWARD)}, "priority": 1000, "nmae": "x"}}'
+    assert sorted(wrong(both)) == ["nmae", "priority"]
 
 
 def test_arguments_as_deep_and_as_large_as_a_body_may_carry_survive_the_store() -> None:
