@@ -181,12 +181,16 @@ class ObjectStorage:
         return [partial(self._range, path, start, min(size, start + CHUNK_BYTES)) for start in starts]
 
     def names(self, prefix: str) -> list[str]:
-        """As the port says; of all that there is where `prefix` is empty."""
-        if prefix:
-            check_path(prefix)
+        check_path(prefix)
+        return self._names(f"{prefix}/")
+
+    def all_names(self) -> list[str]:
+        """The paths of all files, sorted. Raises RemoteError."""
+        return self._names("")
+
+    def _names(self, prefix: str) -> list[str]:
         with _translated(prefix):
-            listed = self._listed(f"{prefix}/" if prefix else "")
-            return sorted({_parse_key(str(meta["path"]))[0] for meta in listed})
+            return sorted({_parse_key(str(meta["path"]))[0] for meta in self._listed(prefix)})
 
     def remove(self, prefix: str) -> None:
         check_path(prefix)

@@ -29,7 +29,7 @@ class BackupBucket:
     def fetch_all(self, directory: Path) -> None:
         """Have its files in a directory. What is deleted meanwhile is left out."""
         with _bucket_errors(), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            for _ in pool.map(lambda path: self._fetch(path, directory / path), self._remote.names("")):
+            for _ in pool.map(lambda path: self._fetch(path, directory / path), self._remote.all_names()):
                 pass
 
     def _fetch(self, path: str, into: Path) -> None:
