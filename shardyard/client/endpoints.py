@@ -92,6 +92,15 @@ def list_jobs(**filters: Any) -> HttpCall[responses.JobList]:
     return _get_request("/v1/jobs", responses.JobList, **filters)
 
 
+def read_job_table(columns: Sequence[str], **filters: Any) -> HttpCall[responses.JobTable]:
+    """One page of a list, with values of columns such as `loss`, `metrics.accuracy` and `spec.program.epochs`."""
+    return _get_request("/v1/jobs/table", responses.JobTable, columns=_join_names(columns), **filters)
+
+
+def list_job_columns() -> HttpCall[responses.JobColumnList]:
+    return _get_request("/v1/jobs/columns", responses.JobColumnList)
+
+
 def get_job(job: str, *, wait: float | None = None, tag: str | None = None) -> HttpCall[responses.JobStatus]:
     """With `wait`, held by the service until the job is no longer as it was under the ETag `tag`."""
     headers = {} if tag is None else {"If-None-Match": tag}
@@ -358,6 +367,11 @@ def get_device_history(
 ) -> HttpCall[fleet.DeviceHistory]:
     path = _build_path("devices", device, "history")
     return _get_request(path, fleet.DeviceHistory, limit=limit, cursor=cursor)
+
+
+def list_device_use(*, hours: float | None = None) -> HttpCall[fleet.DeviceUseList]:
+    """Who had which device in the last `hours`."""
+    return _get_request("/v1/devices/use", fleet.DeviceUseList, hours=hours)
 
 
 def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[fleet.NodeView]:

@@ -21,7 +21,16 @@ _COMPLETED = "completed"
 
 
 @dataclass(frozen=True, slots=True)
-class JobColumn:
+class ListRow:
+    """A job of a list, with values of the columns that only the service knows. `raw` is the job as it was sent."""
+
+    job: "ListedJob"
+    raw: dict[str, Any]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownColumn:
     """`show` gives a cell. `sort` gives what jobs are sorted by, and None for a job that has no such value yet;
     `falls`: the largest or the newest come first. `is_number`: it is aligned right."""
 
@@ -43,11 +52,13 @@ def _age(when: datetime | None) -> str:
     return formatting.format_age(formatting.seconds_between(when, None))
 
 
-def describe_outcome(job: "ListedJob") -> str:
-    """Why a job failed or waits, or how far it is."""
+def describe_outcome(job: "ListedJob", loss: float | None = None) -> str:
+    """Why a job failed or waits, how far it is, or the loss that it has reached."""
     if job.state == "running" and job.progress is not None:
         done = "" if job.progress.fraction is None else f"{job.progress.fraction:.0%}  "
         return done + progress_text(job.progress)
+    if job.state == "succeeded" and loss is not None:
+        return f"loss {formatting.format_number(loss)}"
     if job.state == "succeeded" or job.reason.message == job.state:
         return "-" if job.reason.code in (_COMPLETED, job.state) else job.reason.message
     position = f"position {job.queue_position}: " if job.queue_position else ""
@@ -62,32 +73,34 @@ def _labels(job: "ListedJob") -> str:
     return ",".join(f"{key}={value}" for key, value in job.labels.items()) or "-"
 
 
-COLUMNS: dict[str, JobColumn] = {
-    "job": JobColumn(lambda job: formatting.short_id(job.id)),
-    "id": JobColumn(lambda job: job.id, lambda job: job.id, falls=True),
-    "name": JobColumn(lambda job: job.name, lambda job: job.name.casefold()),
-    "state": JobColumn(lambda job: state_text(job.state), lambda job: job.state),
-    "outcome": JobColumn(describe_outcome),
-    "reason": JobColumn(lambda job: job.reason.code or "-", lambda job: job.reason.code or None),
-    "pool": JobColumn(lambda job: job.pool, lambda job: job.pool),
-    "runs": JobColumn(lambda job: f"{job.strategy} on {formatting.devices_on_nodes(job.devices, job.nodes)}"),
-    "strategy": JobColumn(lambda job: job.strategy, lambda job: job.strategy),
-    "devices": JobColumn(
+COLUMNS: dict[str, ShownColumn] = {
+    "job": ShownColumn(lambda job: formatting.short_id(job.id)),
+    "id": ShownColumn(lambda job: job.id, lambda job: job.id, falls=True),
+    "name": ShownColumn(lambda job: job.name, lambda job: job.name.casefold()),
+    "state": ShownColumn(lambda job: state_text(job.state), lambda job: job.state),
+    "outcome": ShownColumn(describe_outcome),
+    "reason": ShownColumn(lambda job: job.reason.code or "-", lambda job: job.reason.code or None),
+    "pool": ShownColumn(lambda job: job.pool, lambda job: job.pool),
+    "runs": ShownColumn(lambda job: f"{job.strategy} on {formatting.devices_on_nodes(job.devices, job.nodes)}"),
+    "strategy": ShownColumn(lambda job: job.strategy, lambda job: job.strategy),
+    "devices": ShownColumn(
         lambda job: formatting.devices_on_nodes(job.devices, job.nodes),
         lambda job: job.devices * job.nodes,
         falls=True,
         is_number=True,
     ),
-    "where": JobColumn(_places, lambda job: job.placement[0].node if job.placement else None),
-    "priority": JobColumn(lambda job: str(job.priority), lambda job: job.priority, falls=True, is_number=True),
-    "attempt": JobColumn(lambda job: str(job.attempt), lambda job: job.attempt, falls=True, is_number=True),
-    "labels": JobColumn(_labels),
-    "age": JobColumn(lambda job: _age(job.created_at), lambda job: -job.created_at.timestamp(), is_number=True),
-    "created": JobColumn(lambda job: formatting.local_time(job.created_at), lambda job: job.created_at, falls=True),
-    "started": JobColumn(lambda job: formatting.local_time(job.started_at), lambda job: job.started_at, falls=True),
-    "finished": JobColumn(lambda job: formatting.local_time(job.finished_at), lambda job: job.finished_at, falls=True),
-    "waited": JobColumn(lambda job: formatting.format_duration(_waited(job)), _waited, falls=True, is_number=True),
-    "took": JobColumn(lambda job: formatting.format_duration(_took(job)), _took, falls=True, is_number=True),
+    "where": ShownColumn(_places, lambda job: job.placement[0].node if job.placement else None),
+    "priority": ShownColumn(lambda job: str(job.priority), lambda job: job.priority, falls=True, is_number=True),
+    "attempt": ShownColumn(lambda job: str(job.attempt), lambda job: job.attempt, falls=True, is_number=True),
+    "labels": ShownColumn(_labels),
+    "age": ShownColumn(lambda job: _age(job.created_at), lambda job: -job.created_at.timestamp(), is_number=True),
+    "created": ShownColumn(lambda job: formatting.local_time(job.created_at), lambda job: job.created_at, falls=True),
+    "started": ShownColumn(lambda job: formatting.local_time(job.started_at), lambda job: job.started_at, falls=True),
+    "finished": ShownColumn(
+        lambda job: formatting.local_time(job.finished_at), lambda job: job.finished_at, falls=True
+    ),
+    "waited": ShownColumn(lambda job: formatting.format_duration(_waited(job)), _waited, falls=True, is_number=True),
+    "took": ShownColumn(lambda job: formatting.format_duration(_took(job)), _took, falls=True, is_number=True),
 }
 SHOWN = ("job", "name", "state", "outcome", "runs", "age", "took")
 WIDE = (
@@ -97,28 +110,59 @@ WIDE = (
 SORTED = tuple(name for name, column in COLUMNS.items() if column.sort is not None)
 
 
+#: Columns that the service fills in: what was measured, and fields of the spec.
+EXTRA = ("loss", "rows_per_second", "owner")
+EXTRA_PREFIXES = ("metrics.", "spec.")
+
+
+def is_extra(name: str) -> bool:
+    return name in EXTRA or name.startswith(EXTRA_PREFIXES)
+
+
+def show_cell(name: str, row: ListRow) -> "str | Text":
+    if name == "outcome":
+        loss = row.values.get("loss")
+        return describe_outcome(row.job, loss if isinstance(loss, int | float) else None)
+    if name in COLUMNS:
+        return COLUMNS[name].show(row.job)
+    value = row.values.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return formatting.format_number(value)
+    return "-" if value is None else formatting.single_line(str(value))
+
+
 def parse_columns(given: str) -> tuple[str, ...]:
     """The columns that `--columns` names. Raises InvalidRequest."""
-    names = tuple(name.strip().lower() for name in given.split(",") if name.strip())
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
     for name in names:
-        check_name(name, "--columns", COLUMNS)
+        if not is_extra(name):
+            check_name(name, "--columns", [*COLUMNS, *EXTRA])
     return names or SHOWN
 
 
-def sort_jobs(jobs: "list[ListedJob]", by: str) -> "list[ListedJob]":
-    """Jobs by a column; `-` in front turns its order. Jobs without a value come last.
-
-    Raises:
-        InvalidRequest: there is no such column, or none that has an order.
-    """
+def sort_rows(rows: list[ListRow], by: str) -> list[ListRow]:
+    """Rows by a column; `-` in front turns its order. Jobs without a value come last."""
     name = by.removeprefix("-")
-    check_name(name, "--sort", SORTED)
-    column = COLUMNS[name]
-    assert column.sort is not None
-    values = [(column.sort(job), job) for job in jobs]
+    column = COLUMNS.get(name)
+
+    def value_of(row: ListRow) -> Any:
+        if column is not None and column.sort is not None:
+            return column.sort(row.job)
+        value = row.values.get(name)
+        return None if value is None else (isinstance(value, str), value)  # text behind numbers
+
+    values = [(value_of(row), row) for row in rows]
     known = [pair for pair in values if pair[0] is not None]
-    known.sort(key=lambda pair: pair[0], reverse=column.falls != by.startswith("-"))
-    return [job for _, job in known] + [job for value, job in values if value is None]
+    falls = column is not None and column.falls
+    known.sort(key=lambda pair: pair[0], reverse=falls != by.startswith("-"))
+    return [row for _, row in known] + [row for value, row in values if value is None]
+
+
+def check_sort(by: str) -> None:
+    """Raises InvalidRequest if there is no such column, or none that has an order."""
+    name = by.removeprefix("-")
+    if not is_extra(name):
+        check_name(name, "--sort", [*SORTED, *EXTRA])
 
 
 def check_name(name: str, option: str, known: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """The commands `list` and `ps`."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.cells import cell_len
@@ -19,12 +19,21 @@ from shardyard.cli.common import (
     plain_rows,
 )
 from shardyard.cli.framework.completion import STATES, complete_names, complete_pools, complete_states
-from shardyard.cli.listing.job_columns import COLUMNS, SHOWN, SORTED, WIDE, check_name, parse_columns, sort_jobs
+from shardyard.cli.listing.job_columns import (
+    COLUMNS,
+    EXTRA,
+    SHOWN,
+    SORTED,
+    WIDE,
+    ListRow,
+    check_name,
+    check_sort,
+    is_extra,
+    parse_columns,
+    show_cell,
+)
 from shardyard.cli.output.documents import Output, OutputForm, parse_output, print_document
 from shardyard.contract.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from shardyard.contract.responses import ListedJob
 
 #: States of a job that has not ended.
 UNFINISHED = STATES[:3]
@@ -60,7 +69,8 @@ Sort = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help=f"Sort by a column; with - in front in the other order: {', '.join(SORTED)}.",
+        help="Sort by a column; with - in front in the other order: "
+        f"{', '.join((*SORTED, *EXTRA))}, metrics.NAME, spec.FIELD.",
         show_default="created",
         autocompletion=lambda incomplete: [
             f"{sign}{name}" for sign in ("", "-") for name in SORTED if f"{sign}{name}".startswith(incomplete)
@@ -73,7 +83,7 @@ Columns = Annotated[
         "--columns",
         "-c",
         metavar="COLUMN,COLUMN",
-        help=f"What to show: {', '.join(COLUMNS)}.",
+        help=f"What to show: {', '.join((*COLUMNS, *EXTRA))}, metrics.NAME, spec.FIELD.",
         show_default=",".join(SHOWN),
         autocompletion=lambda incomplete: [
             f"{incomplete.rpartition(',')[0]}{incomplete.rpartition(',')[1]}{name}"
@@ -111,17 +121,18 @@ def list_jobs(
     if cursor is not None and (len(states) > 1 or sort is not None):
         raise InvalidRequest("--cursor continues a list of one state, in the order of time; leave --sort out")
     if sort is not None:
-        sort_jobs([], sort)  # refuses a column that is none
+        check_sort(sort)
     chosen = {"pool": pool, "label": label, "name": name, "search": search, "archived": archived or None}
     from shardyard.cli.listing.job_selection import JobQuery, find_jobs
 
     age = None if since is None else parse_seconds(since, "--since")
-    query = JobQuery(filters=chosen, states=states, since=age, sort=sort, limit=limit, cursor=cursor)
+    extra = () if form.is_document and sort is None else _extra_columns(shown, sort)
+    query = JobQuery(filters=chosen, columns=extra, states=states, since=age, sort=sort, limit=limit, cursor=cursor)
     with connect_client(url, token) as client:
         found = find_jobs(client, query)
     if form.is_document:
-        return print_document({"jobs": found.raw, "next": found.next}, form)
-    _print_table(found.jobs, shown, form)
+        return print_document({"jobs": [row.raw for row in found.rows], "next": found.next}, form)
+    _print_table(found.rows, shown, form)
     if found.next or found.left_out:
         print(found.left_out or f"more: --cursor {found.next}", file=sys.stderr)
     return None
@@ -160,12 +171,18 @@ def _parse_states(given: str | None) -> tuple[str, ...]:
     return names
 
 
-def _print_table(jobs: "list[ListedJob]", shown: tuple[str, ...], form: OutputForm) -> None:
+def _extra_columns(shown: tuple[str, ...], sort: str | None) -> tuple[str, ...]:
+    """The columns that are asked of the service: those that are shown, and what jobs are sorted by."""
+    names = [*(("loss",) if "outcome" in shown else ()), *shown, *([sort.removeprefix("-")] if sort else [])]
+    return tuple(dict.fromkeys(name for name in names if is_extra(name)))
+
+
+def _print_table(jobs: list[ListRow], shown: tuple[str, ...], form: OutputForm) -> None:
     out = make_console()
     if not jobs:
         return out.print("no jobs")
-    table = make_table(*(("#" if COLUMNS[name].is_number else "") + name.upper() for name in shown))
-    rows = [[COLUMNS[name].show(job) for name in shown] for job in jobs]
+    table = make_table(*(_head_column(name) for name in shown))
+    rows = [[show_cell(name, job) for name in shown] for job in jobs]
     for row in rows:
         table.add_row(*row)
     widths = [max(cell_len(str(cell)) for cell in (name, *cells)) for name, *cells in zip(shown, *rows, strict=True)]
@@ -173,6 +190,12 @@ def _print_table(jobs: "list[ListedJob]", shown: tuple[str, ...], form: OutputFo
         column.max_width = width
     # Who wants everything gets it, on as many lines as a terminal needs.
     return out.print(plain_rows(table), soft_wrap=True) if form.name == "wide" else out.print(table)
+
+
+def _head_column(name: str) -> str:
+    """The heading of a column; `#`: numbers are aligned right."""
+    is_number = COLUMNS[name].is_number if name in COLUMNS else not name.startswith(("spec.", "owner"))
+    return ("#" if is_number else "") + (name.upper() if name in COLUMNS else name)
 
 
 def fit_widths(shown: tuple[str, ...], widths: list[int], room: int) -> list[int]:

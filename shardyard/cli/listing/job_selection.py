@@ -1,14 +1,16 @@
 """Reads the jobs of a list: several states, a time from which on, and an order, over as many pages as that takes."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shardyard.cli.listing.job_columns import sort_jobs
+from shardyard.cli.listing.job_columns import ListRow, sort_rows
 from shardyard.client import endpoints
+from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import ListedJob
 
 if TYPE_CHECKING:
@@ -21,9 +23,11 @@ PAGE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQuery:
-    """Which jobs a list has. `filters` are those of the route; `since`: seconds before now."""
+    """Which jobs a list has. `filters` are those of the route; `columns` those that the service fills in beside the
+    jobs; `since`: seconds before now."""
 
     filters: dict[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     since: float | None = None
     sort: str | None = None
@@ -33,60 +37,67 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    """`raw` has the jobs as the service sent them. `next` is a cursor; `left_out` says why jobs may be missing."""
+    """`next` is a cursor; `left_out` says why jobs may be missing."""
 
-    jobs: list[ListedJob]
-    raw: list[dict[str, Any]]
+    rows: list[ListRow]
     next: str | None = None
     left_out: str = ""
 
 
 def find_jobs(client: "Client", query: JobQuery) -> FoundJobs:
     """The jobs that match, newest first or as sorted, at most `limit`."""
-    newest = None if query.since is None else datetime.now(UTC) - timedelta(seconds=query.since)
+    oldest = None if query.since is None else datetime.now(UTC) - timedelta(seconds=query.since)
     wanted = SORTED_JOBS if query.sort else query.limit
-    found: list[tuple[ListedJob, dict[str, Any]]] = []
+    found: list[ListRow] = []
     cursors: list[str | None] = []
     for state in query.states or (None,):
-        some, cursor = _read_pages(client, query, state, newest, wanted)
+        some, cursor = _read_pages(client, query, state, oldest, wanted)
         found += some
         cursors.append(cursor)
     if len(query.states) > 1:
-        found.sort(key=lambda pair: (pair[0].created_at, pair[0].id), reverse=True)
+        found.sort(key=lambda row: (row.job.created_at, row.job.id), reverse=True)
     has_more = any(cursors) or len(found) > wanted
     found = found[:wanted]
     if query.sort:
-        raw_of = {job.id: raw for job, raw in found}
-        in_order = sort_jobs([job for job, _ in found], query.sort)
-        found = [(job, raw_of[job.id]) for job in in_order]
-        left_out = f"sorted among the newest {SORTED_JOBS:,} jobs that match" if has_more else ""
-        left_out = left_out or (f"{len(found) - query.limit} more: --limit" if len(found) > query.limit else "")
-        found = found[: query.limit]
-        return FoundJobs([job for job, _ in found], [raw for _, raw in found], None, left_out)
+        return _cut_sorted(sort_rows(found, query.sort), query.limit, has_more)
     cursor = cursors[0] if len(cursors) == 1 else None
-    left_out = "there are more: --limit" if has_more and cursor is None else ""
-    return FoundJobs([job for job, _ in found], [raw for _, raw in found], cursor, left_out)
+    return FoundJobs(found, cursor, "there are more: --limit" if has_more and cursor is None else "")
+
+
+def _cut_sorted(rows: list[ListRow], limit: int, has_more: bool) -> FoundJobs:
+    if has_more:
+        return FoundJobs(rows[:limit], None, f"sorted among the newest {SORTED_JOBS:,} jobs that match")
+    return FoundJobs(rows[:limit], None, f"{len(rows) - limit} more: --limit" if len(rows) > limit else "")
 
 
 def _read_pages(
-    client: "Client", query: JobQuery, state: str | None, newest: datetime | None, wanted: int
-) -> tuple[list[tuple[ListedJob, dict[str, Any]]], str | None]:
+    client: "Client", query: JobQuery, state: str | None, oldest: datetime | None, wanted: int
+) -> tuple[list[ListRow], str | None]:
     """At most `wanted` jobs, and the cursor after them; None where there are no more, or none from that time on."""
-    found: list[tuple[ListedJob, dict[str, Any]]] = []
+    found: list[ListRow] = []
     cursor = query.cursor
     while len(found) < wanted:
-        size = min(PAGE, wanted - len(found))
-        page = client.json(endpoints.list_jobs(**query.filters, state=state, limit=size, cursor=cursor))
+        filters = query.filters | {"state": state, "limit": min(PAGE, wanted - len(found)), "cursor": cursor}
+        page = _read_page(client, query.columns, filters)
         cursor = page.get("next")
-        for job, raw in _convert(page):
-            if newest is not None and job.created_at < newest:
+        for row in _convert(page):
+            if oldest is not None and row.job.created_at < oldest:
                 return found, None
-            found.append((job, raw))
+            found.append(row)
         if cursor is None:
             break
     return found, cursor
 
 
-def _convert(page: dict[str, Any]) -> Iterator[tuple[ListedJob, dict[str, Any]]]:
-    for raw in page["jobs"]:
-        yield msgspec.convert(raw, ListedJob), raw
+def _read_page(client: "Client", columns: tuple[str, ...], filters: dict[str, Any]) -> Any:
+    if columns:
+        with suppress(NotFound):  # a service of an earlier version has no tables
+            return client.json(endpoints.read_job_table(columns, **filters))
+    return client.json(endpoints.list_jobs(**filters))
+
+
+def _convert(page: dict[str, Any]) -> Iterator[ListRow]:
+    names = page.get("columns", [])
+    values = page.get("values") or [[] for _ in page["jobs"]]
+    for raw, known in zip(page["jobs"], values, strict=True):
+        yield ListRow(msgspec.convert(raw, ListedJob), raw, dict(zip(names, known, strict=True)))

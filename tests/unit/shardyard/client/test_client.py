@@ -354,7 +354,7 @@ def test_every_route_of_the_api_has_a_call() -> None:
             e.list_profiles("a"), e.get_report("a"), e.compare_reports("a", "b"),
         e.read_logs("a"), e.read_metrics("a"), e.list_artifacts("a"), e.download_artifact("a", "b/c"),
         e.job_events("a"), e.service_events(), e.upload_bundle(io.BytesIO()), e.get_bundle("a"), e.delete_bundle("a"),
-        e.list_recipes(),
+        e.list_recipes(), e.read_job_table(["loss"]), e.list_job_columns(), e.list_device_use(),
         e.list_pools(), e.set_pool_policy("a"), e.end_block("a", "b"), e.list_nodes(), e.get_device_history("a"),
         e.drain_node("a"), e.undrain_node("a"), e.quarantine_device("a", 0, "b"),
         e.unquarantine_device("a", 0), e.forget_node("a"), e.list_tokens(), e.create_token("a", scopes=[]),
