@@ -14,9 +14,13 @@ export interface components {
          * @description The files of an attempt. `truncated` is true if there are more files than one list shows; `left_out` has what a script wrote into its working directory and what was not kept.
          */
         ArtifactList: {
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description files of the attempt */
             artifacts: components["schemas"]["ArtifactView"][];
+            /** @description whether there are more than this shows */
             truncated: boolean;
+            /** @description what was not kept, and why */
             left_out: components["schemas"]["LeftOutFiles"][];
         };
         /**
@@ -24,28 +28,54 @@ export interface components {
          * @description One file that an attempt stored; `path` is its path for a download. `kind` is `file` for the program's own, else `checkpoint`, `profile` or `report`.
          */
         ArtifactView: {
+            /** @description path for its download */
             path: string;
+            /** @description size in bytes */
             bytes: number;
+            /** @description when it was changed last */
             modified_at: string | null;
+            /** @description file for one of the program's own, else checkpoint, profile or report */
             kind: string;
         };
         /** AttemptList */
         AttemptList: {
+            /** @description attempts, the oldest first */
             attempts: components["schemas"]["AttemptView"][];
         };
+        /**
+         * AttemptState
+         * @description Leased: devices are held, nobody has claimed. Claimed: a supervisor has. Ended: final.
+         * @enum {string}
+         */
+        AttemptState: "leased" | "claimed" | "ended";
         /** AttemptView */
         AttemptView: {
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
-            state: string;
+            /** @description leased, claimed or ended */
+            state: components["schemas"]["AttemptState"];
+            /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
             created_at: string;
+            /** @description when a supervisor took it over */
             claimed_at: string | null;
+            /** @description when its first rank was up */
             started_at: string | null;
+            /** @description when the first step was done */
             first_step_at: string | null;
+            /** @description when it ended */
             ended_at: string | null;
+            /** @description how it ended; null: it has not */
             reason: components["schemas"]["ReasonView"] | null;
+            /** @description what went wrong, with its traceback where there is one; null: nothing */
             error: Record<string, never> | null;
+            /** @description checkpoint that it began with; null: it began at the first step */
             resumed_from: components["schemas"]["Resumed"] | null;
+            /** @description none: a loopback of its own; host: that of the node; null: not known */
             network: string | null;
         };
         /**
@@ -53,29 +83,63 @@ export interface components {
          * @description Who did what, and when. `id` begins with the time, so ids sort as entries do. `status` is the answer's: with 500 and above, or 0 where the client left before the answer, it is not known whether the change was made. `token` of a `token_refused` is what the caller claimed. `session` names a browser's session without giving it away. `repeated`: how many more like it there were within the minute, each without an entry of its own.
          */
         AuditEntry: {
+            /** @description id, which sorts as the time does */
             id: string;
+            /**
+             * Format: date-time
+             * @description when it happened
+             */
             at: string;
+            /** @description what was done, such as job_submitted */
             action: string;
+            /** @description status of the answer; 0: the client left before it */
             status: number;
-            /** @default  */
+            /**
+             * @description method of the request
+             * @default
+             */
             method?: string;
-            /** @default  */
+            /**
+             * @description path of the request
+             * @default
+             */
             path?: string;
-            /** @default  */
+            /**
+             * @description name of the tenant
+             * @default
+             */
             tenant?: string;
-            /** @default  */
+            /**
+             * @description id of the token; of a refused one, what it claims to be
+             * @default
+             */
             token?: string;
-            /** @default  */
+            /**
+             * @description name of the token
+             * @default
+             */
             token_name?: string;
-            /** @default  */
+            /**
+             * @description a browser's session, by a name that nobody can use
+             * @default
+             */
             session?: string;
-            /** @default  */
+            /**
+             * @description where the request came from
+             * @default
+             */
             address?: string;
-            /** @default  */
+            /**
+             * @description id of the request, as in the header X-Request-ID
+             * @default
+             */
             request_id?: string;
-            /** @default {} */
+            /** @description what was done, by name */
             details?: Record<string, never>;
-            /** @default 0 */
+            /**
+             * @description how many more like it there were within the minute
+             * @default 0
+             */
             repeated?: number;
         };
         /**
@@ -83,7 +147,9 @@ export interface components {
          * @description `next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a request searches only so much.
          */
         AuditPage: {
+            /** @description entries, in the order that was asked for */
             entries: components["schemas"]["AuditEntry"][];
+            /** @description cursor of the following page; null at the end */
             next: string | null;
         };
         /**
@@ -91,24 +157,41 @@ export interface components {
          * @description How evenly rows and time are spread, and what costs most. `cause` is the largest loss, if it is at least a tenth of the time of the steps: `rows` or `compute` (the slowest device's excess over the mean, because it got more rows, or takes longer for a row), `input` (the longest wait for data), `communication` (the shortest time in communication: a rank that waits for nobody spends it too). `slowest_device` is the one that spent least in waiting for the others. `time_max_over_mean` is about the time of waiting for data and computing. `wasted_device_seconds` sums, over devices and all steps, how much longer each waited for others than the device that waited least. `slowest_node` is the node whose devices waited least on average; it is left out on one node.
          */
         Balance: {
+            /** @description most rows of a device over the mean */
             rows_max_over_mean: number | null;
+            /** @description longest time of a device over the mean */
             time_max_over_mean: number | null;
+            /** @description device that waited least for the others */
             slowest_device: number | null;
+            /** @description largest loss: rows, compute, input or communication */
             cause: string | null;
+            /** @description steps in which a device got nothing, summed over devices */
             idle_device_steps: number | null;
+            /** @description how much longer devices waited for others than the one that waited least */
             wasted_device_seconds: number | null;
+            /** @description memory of the output device over that of the others */
             output_device_memory_skew: number | null;
-            /** @default null */
+            /**
+             * @description node whose devices waited least for the others
+             * @default null
+             */
             slowest_node?: string | null;
         };
         /** BalancePairs */
         BalancePairs: {
+            /** @description most rows of a device over the mean */
             rows_max_over_mean: components["schemas"]["ValuePair"];
+            /** @description longest time of a device over the mean */
             time_max_over_mean: components["schemas"]["ValuePair"];
+            /** @description device that waited least for the others */
             slowest_device: components["schemas"]["ValuePair"];
+            /** @description largest loss: rows, compute, input or communication */
             cause: components["schemas"]["ValuePair"];
+            /** @description steps in which a device got nothing, summed over devices */
             idle_device_steps: components["schemas"]["ValuePair"];
+            /** @description how much longer devices waited for others than the one that waited least */
             wasted_device_seconds: components["schemas"]["ValuePair"];
+            /** @description memory of the output device over that of the others */
             output_device_memory_skew: components["schemas"]["ValuePair"];
         };
         /**
@@ -116,9 +199,13 @@ export interface components {
          * @description Nodes that an engine gives together. `state` is `submitting`, `pending`, `starting` (its nodes have not joined) or `running`; `why` is the engine's word for a wait. `id` is empty before the engine has answered.
          */
         BlockView: {
+            /** @description id */
             id: string;
+            /** @description nodes */
             nodes: number;
+            /** @description state */
             state: string;
+            /** @description why not; null: it has it */
             why: string;
         };
         /**
@@ -126,8 +213,11 @@ export interface components {
          * @description One thing that a job may have for itself. `why` says, where it has not, why not.
          */
         BoxRightView: {
+            /** @description what a job has for itself */
             name: string;
+            /** @description whether it has it */
             has: boolean;
+            /** @description why not; null: it has it */
             why: string | null;
         };
         /**
@@ -135,7 +225,9 @@ export interface components {
          * @description The box that a node puts around each job. `level` is `full` (made by root), `user` (by user namespaces, without root) or `none`. `rights` is empty where the node says nothing of it, since its worker is of an earlier version.
          */
         BoxView: {
+            /** @description full, user or none */
             level: string;
+            /** @description what a job may have for itself */
             rights: components["schemas"]["BoxRightView"][];
         };
         /**
@@ -143,11 +235,17 @@ export interface components {
          * @description Adjacent points that were combined.
          */
         BucketView: {
+            /** @description how many there are */
             count: number;
+            /** @description the first of them */
             first: components["schemas"]["PointView"];
+            /** @description the last of them */
             last: components["schemas"]["PointView"];
+            /** @description smallest value */
             minimum: number | null;
+            /** @description largest value */
             maximum: number | null;
+            /** @description mean value */
             mean: number | null;
         };
         /**
@@ -155,16 +253,24 @@ export interface components {
          * @description A bundle with its files. `jobs` is the number of jobs that need it, including finished ones.
          */
         BundleContents: {
+            /** @description id */
             id: string;
+            /** @description size in bytes */
             bytes: number;
+            /** @description size of its files when they are unpacked */
             unpacked_bytes: number;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description how many jobs need it, finished ones too */
             jobs: number;
+            /** @description files */
             files: components["schemas"]["BundleFileView"][];
         };
         /** BundleFileView */
         BundleFileView: {
+            /** @description path */
             path: string;
+            /** @description size in bytes */
             bytes: number;
         };
         /**
@@ -172,9 +278,13 @@ export interface components {
          * @description An uploaded zip of code: the number of its files, its size, and the size of its files when unpacked.
          */
         BundleView: {
+            /** @description id */
             id: string;
+            /** @description how many files it has */
             files: number;
+            /** @description size in bytes */
             bytes: number;
+            /** @description size of its files when they are unpacked */
             unpacked_bytes: number;
         };
         /**
@@ -182,9 +292,13 @@ export interface components {
          * @description The owner of the token or session of a request.
          */
         Caller: {
+            /** @description id of the token */
             token: string;
+            /** @description name of the tenant */
             tenant: string;
+            /** @description what it may do: read, submit, priority, admin, node */
             scopes: string[];
+            /** @description whether it belongs to the tenant that manages nodes */
             operator: boolean;
         };
         /**
@@ -199,6 +313,7 @@ export interface components {
             state?: components["schemas"]["JobState"] | null;
             /**
              * Pool
+             * @description name of the pool
              * @default null
              */
             pool?: string | null;
@@ -210,6 +325,7 @@ export interface components {
             label?: string | null;
             /**
              * Name
+             * @description name
              * @default null
              */
             name?: string | null;
@@ -225,8 +341,11 @@ export interface components {
          * @description The result of cancelling many jobs. `complete` is false if the time ran out first: repeat the request for the rest.
          */
         CancelledJobs: {
+            /** @description jobs that were cancelled at once */
             cancelled: number;
+            /** @description running jobs that are cancelled when their ranks have ended */
             cancelling: number;
+            /** @description whether all was done; false: repeat the request for the rest */
             complete: boolean;
         };
         /**
@@ -252,9 +371,13 @@ export interface components {
          * @description The newest checkpoint of a run, from which a new attempt would resume.
          */
         CheckpointView: {
+            /** @description steps that were done when it was saved */
             step: number;
+            /** @description epoch, from 0 */
             epoch: number;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description when it was saved */
             saved_at: string | null;
         };
         /** Component */
@@ -264,7 +387,10 @@ export interface components {
              * @description a built-in name (`GET /v1/recipes`), or `package.module:attribute` in the worker's environment
              */
             ref: string;
-            /** Args */
+            /**
+             * Args
+             * @description arguments, by name
+             */
             args?: {
                 [key: string]: unknown;
             };
@@ -276,7 +402,10 @@ export interface components {
              * @description a built-in name (`GET /v1/recipes`), or `package.module:attribute` in the worker's environment
              */
             ref: string;
-            /** Args */
+            /**
+             * Args
+             * @description arguments of the data set, by name
+             */
             args?: {
                 [key: string]: unknown;
             };
@@ -288,16 +417,19 @@ export interface components {
             batch_size?: number;
             /**
              * Shuffle
+             * @description whether rows come in another order in each epoch
              * @default false
              */
             shuffle?: boolean;
             /**
              * Drop Last
+             * @description whether a last batch that is short is left out
              * @default false
              */
             drop_last?: boolean;
             /**
              * Num Workers
+             * @description processes of the DataLoader
              * @default 0
              */
             num_workers?: number;
@@ -307,7 +439,9 @@ export interface components {
          * @description Deliveries, the newest first.
          */
         DeliveryList: {
+            /** @description deliveries, the newest first */
             deliveries: components["schemas"]["DeliveryView"][];
+            /** @description cursor of the following page; null at the end */
             next_cursor: string | null;
         };
         /**
@@ -315,15 +449,25 @@ export interface components {
          * @description One event for one webhook. `state` is waiting, delivered or dead; `status` and `problem` are those of the last try.
          */
         DeliveryView: {
+            /** @description id */
             id: string;
+            /** @description kind */
             kind: string;
+            /** @description waiting, delivered or dead */
             state: string;
+            /** @description how often it was tried */
             tries: number;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description when it was tried last */
             tried_at: string | null;
+            /** @description status of the last answer of the receiver; null: there was none */
             status: number | null;
+            /** @description what was wrong with the last try */
             problem: string;
+            /** @description events before that there was no room for */
             missed: number;
+            /** @description what the event is about; its fields depend on the kind */
             data: Record<string, never>;
         };
         /**
@@ -331,17 +475,21 @@ export interface components {
          * @description One device over the attempt: `samples` of it, which cover so many `seconds`. `series` is by name (`SERIES_TITLES`); a series that cannot be read here is left out. Devices that one process serves share its processes: the first of them has their series. `throttled` is for each reason the share of samples in which it held the clocks down; `errors` counts those of memory ("ecc_corrected", "ecc_uncorrected") and of the driver ("xid_79") since the attempt's first sample.
          */
         DeviceHardware: {
+            /** @description number of the device */
             device: number;
+            /** @description how many samples there are */
             samples: number;
+            /** @description how long it took */
             seconds: number;
+            /** @description series of numbers */
             series: {
                 [key: string]: components["schemas"]["SampledSeries"];
             };
-            /** @default {} */
+            /** @description by reason, how long the device was held back */
             throttled?: {
                 [key: string]: number;
             };
-            /** @default {} */
+            /** @description fields that are wrong */
             errors?: {
                 [key: string]: number;
             };
@@ -351,13 +499,21 @@ export interface components {
          * @description The history of a device, the newest line first. `node` and `label` are where it is now; they are empty if it is on no node that the service knows. `next` is the cursor of the following page.
          */
         DeviceHistory: {
+            /** @description id */
             id: string;
+            /** @description name of the node */
             node: string;
+            /** @description name for people, such as cuda:3 */
             label: string;
+            /** @description name */
             name: string;
+            /** @description free, leased, quarantined or offline */
             state: string;
+            /** @description why it should be checked; null: it need not be */
             suspected: string | null;
+            /** @description lines */
             lines: components["schemas"]["DeviceHistoryLine"][];
+            /** @description cursor of the following page; null at the end */
             next: string | null;
         };
         /**
@@ -365,18 +521,31 @@ export interface components {
          * @description What one attempt has left about a device, or (`event`) the begin or end of its quarantine. `relative_ms_per_row` is its time for a row, forward and backward, over the median of its peers: other devices of the attempt that are of the same kind. It is `None` without peers. `slow`: the report has a `slow-device` finding about its computing. `error`: the attempt ended by a fault of the device or of its node.
          */
         DeviceHistoryLine: {
+            /** @description when it happened */
             at: string | null;
+            /** @description attempt, quarantined or released */
             event: string;
+            /** @description id of the job; that of another tenant is not told */
             job: string | null;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number | null;
+            /** @description why it is so */
             reason: string | null;
+            /** @description from the claim of the attempt to its end */
             hours: number;
+            /** @description other devices of the attempt */
             peers: number;
+            /** @description forward and backward time of one row, in milliseconds */
             ms_per_row: number | null;
+            /** @description its time for a row over the median of its peers */
             relative_ms_per_row: number | null;
+            /** @description whether the report has found it slow */
             slow: boolean;
+            /** @description what is wrong with the device or its node; null: nothing */
             error: string | null;
+            /** @description why it is not leased; null: it is not in quarantine */
             quarantine: string | null;
+            /** @description who put it into quarantine, or took it out: operator or sweep */
             by: string | null;
         };
         /**
@@ -384,32 +553,67 @@ export interface components {
          * @description One device over the main phase. `steps` counts all steps, `idle_steps` those in which the device got nothing. `ms_per_row` is forward plus backward time of one row, each over the rows of the steps in which it was measured. The times are disjoint parts of `wall_ms`, how long the device's program has run: `data_wait_ms` for batches, `forward_ms` and `backward_ms` of its own work, `comm_ms` of communication that no work hides, waiting for the slowest device included, `optimizer_ms`, and `other_ms` for the rest. Virtual devices of one process work in turn; their times are as if they had worked at once. `rows_per_second`, `tokens_per_second` and `flop_per_second` are by the clock, over the main phase's steps with what lies between them. `flop_per_step` are the floating-point operations of an average step, and `mfu` is `flop_per_second` over the card's peak.
          */
         DeviceMeasures: {
+            /** @description number of the device */
             device: number;
+            /** @description rows */
             rows: number | null;
+            /** @description its part of all */
             share: number | null;
+            /** @description how many steps there are */
             steps: number;
+            /** @description steps in which it got nothing */
             idle_steps: number;
+            /** @description time of its own forward work */
             forward_ms: components["schemas"]["Timing"] | null;
+            /** @description time of its own backward work */
             backward_ms: components["schemas"]["Timing"] | null;
+            /** @description time of waiting for batches */
             data_wait_ms: components["schemas"]["Timing"] | null;
+            /** @description time of communication that no work hides, with waiting for the slowest device */
             comm_ms: components["schemas"]["Timing"] | null;
+            /** @description forward and backward time of one row, in milliseconds */
             ms_per_row: number | null;
+            /** @description most memory that it has had */
             memory_peak_bytes: number | null;
-            /** @default null */
+            /**
+             * @description time of the optimizer
+             * @default null
+             */
             optimizer_ms?: components["schemas"]["Timing"] | null;
-            /** @default null */
+            /**
+             * @description time of the rest
+             * @default null
+             */
             other_ms?: components["schemas"]["Timing"] | null;
-            /** @default null */
+            /**
+             * @description how long its program has run
+             * @default null
+             */
             wall_ms?: number | null;
-            /** @default null */
+            /**
+             * @description rows a second, by the clock
+             * @default null
+             */
             rows_per_second?: number | null;
-            /** @default null */
+            /**
+             * @description tokens a second, by the clock
+             * @default null
+             */
             tokens_per_second?: number | null;
-            /** @default null */
+            /**
+             * @description floating-point operations of an average step
+             * @default null
+             */
             flop_per_step?: number | null;
-            /** @default null */
+            /**
+             * @description floating-point operations a second, by the clock
+             * @default null
+             */
             flop_per_second?: number | null;
-            /** @default null */
+            /**
+             * @description flop_per_second over the peak of the card
+             * @default null
+             */
             mfu?: number | null;
         };
         /**
@@ -417,24 +621,43 @@ export interface components {
          * @description A device of the lease; every number is `None` on the side that had no such device.
          */
         DevicePair: {
+            /** @description number of the device */
             device: number;
+            /** @description rows */
             rows: components["schemas"]["ValuePair"];
+            /** @description its part of all */
             share: components["schemas"]["ValuePair"];
+            /** @description how many steps there are */
             steps: components["schemas"]["ValuePair"];
+            /** @description steps in which it got nothing */
             idle_steps: components["schemas"]["ValuePair"];
+            /** @description time of its own forward work */
             forward_ms: components["schemas"]["ValuePair"];
+            /** @description time of its own backward work */
             backward_ms: components["schemas"]["ValuePair"];
+            /** @description time of waiting for batches */
             data_wait_ms: components["schemas"]["ValuePair"];
+            /** @description time of communication that no work hides, with waiting for the slowest device */
             comm_ms: components["schemas"]["ValuePair"];
+            /** @description forward and backward time of one row, in milliseconds */
             ms_per_row: components["schemas"]["ValuePair"];
+            /** @description most memory that it has had */
             memory_peak_bytes: components["schemas"]["ValuePair"];
+            /** @description time of the optimizer */
             optimizer_ms: components["schemas"]["ValuePair"];
+            /** @description time of the rest */
             other_ms: components["schemas"]["ValuePair"];
+            /** @description how long its program has run */
             wall_ms: components["schemas"]["ValuePair"];
+            /** @description rows a second, by the clock */
             rows_per_second: components["schemas"]["ValuePair"];
+            /** @description tokens a second, by the clock */
             tokens_per_second: components["schemas"]["ValuePair"];
+            /** @description floating-point operations of an average step */
             flop_per_step: components["schemas"]["ValuePair"];
+            /** @description floating-point operations a second, by the clock */
             flop_per_second: components["schemas"]["ValuePair"];
+            /** @description flop_per_second over the peak of the card */
             mfu: components["schemas"]["ValuePair"];
         };
         /**
@@ -442,11 +665,17 @@ export interface components {
          * @description A sign-in of a command line: somebody enters `user_code` at `verification_uri`, while the service is asked with `device_code` every `interval` seconds.
          */
         DeviceSignIn: {
+            /** @description code that the service is asked with; a secret */
             device_code: string;
+            /** @description code that somebody enters */
             user_code: string;
+            /** @description page where the code is entered */
             verification_uri: string;
+            /** @description that page with the code in it, where there is one */
             verification_uri_complete: string;
+            /** @description seconds that it is good for */
             expires_in: number;
+            /** @description seconds between two requests */
             interval: number;
         };
         /**
@@ -454,7 +683,10 @@ export interface components {
          * @description Asks for the token of a sign-in of a command line, by its `device_code`.
          */
         DeviceSignInRequest: {
-            /** Device Code */
+            /**
+             * Device Code
+             * @description code of the answer of POST /v1/sign-in/device
+             */
             device_code: string;
         };
         /**
@@ -462,7 +694,9 @@ export interface components {
          * @description `state` is pending, slow_down (wait five seconds longer between requests from now on) or signed_in.
          */
         DeviceSignInState: {
+            /** @description pending, slow_down (wait five seconds longer from now on) or signed_in */
             state: string;
+            /** @description a new token, once it is signed in */
             token: components["schemas"]["NewToken"] | null;
         };
         /**
@@ -470,10 +704,21 @@ export interface components {
          * @description An attempt that had a device, from its claim to its end.
          */
         DeviceUse: {
+            /**
+             * Format: date-time
+             * @description when a supervisor took the attempt over
+             */
             begun_at: string;
+            /**
+             * Format: date-time
+             * @description when it ended
+             */
             ended_at: string;
+            /** @description id of the job; that of another tenant is not told */
             job: string | null;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number | null;
+            /** @description why it is so */
             reason: string | null;
         };
         /**
@@ -481,7 +726,12 @@ export interface components {
          * @description Who had which device since a time, the newest 48 attempts of each. What has a device now is in its node.
          */
         DeviceUseList: {
+            /**
+             * Format: date-time
+             * @description from when on
+             */
             since: string;
+            /** @description devices */
             devices: components["schemas"]["DeviceUses"][];
         };
         /**
@@ -489,9 +739,13 @@ export interface components {
          * @description Who had a device. `id` is its `name_in_fleet`.
          */
         DeviceUses: {
+            /** @description id */
             id: string;
+            /** @description name of the node */
             node: string;
+            /** @description name for people, such as cuda:3 */
             label: string;
+            /** @description attempts that had the device */
             uses: components["schemas"]["DeviceUse"][];
         };
         /**
@@ -499,18 +753,31 @@ export interface components {
          * @description A device of a node. `name_in_fleet` names it for `GET /v1/devices/{id}/history`; `suspected` says why it should be checked, or put into quarantine.
          */
         DeviceView: {
+            /** @description number of the device */
             device: number;
+            /** @description name for people, such as cuda:3 */
             label: string;
+            /** @description UUID of a GPU, or the name of a core */
             id: string;
+            /** @description name */
             name: string;
+            /** @description kind */
             kind: string;
+            /** @description memory of the device */
             memory_total_bytes: number | null;
+            /** @description free, leased, quarantined or offline */
             state: string;
+            /** @description id of the job; that of another tenant is not told */
             job: string | null;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number | null;
+            /** @description why it is not leased; null: it is not in quarantine */
             quarantine: string | null;
+            /** @description since when */
             quarantined_at: string | null;
+            /** @description name of the device wherever it is, for its history */
             name_in_fleet: string;
+            /** @description why it should be checked; null: it need not be */
             suspected: string | null;
         };
         /**
@@ -530,9 +797,13 @@ export interface components {
          * @description Lines of a device that could not be stored.
          */
         DroppedLines: {
+            /** @description number of the device */
             device: number;
+            /** @description number of the first line */
             from: number;
+            /** @description number of the last line */
             to: number;
+            /** @description size in bytes */
             bytes: number;
         };
         /**
@@ -540,20 +811,30 @@ export interface components {
          * @description The engine that gives a pool its nodes, as its provider says: each node has `node_devices`. `error` is why it gives none now; a `silent` provider has not been heard of lately.
          */
         EngineView: {
+            /** @description name */
             name: string;
+            /** @description the process that asks the engine */
             provider: string;
+            /** @description whether the provider has not been heard of lately */
             silent: boolean;
+            /** @description devices of each node */
             node_devices: number;
+            /** @description nodes that it keeps though no job waits */
             min_nodes: number;
+            /** @description the most nodes that it may have */
             max_nodes: number;
+            /** @description what went wrong, with its traceback where there is one; null: nothing */
             error: string | null;
+            /** @description nodes that were asked for together */
             blocks: components["schemas"]["BlockView"][];
         };
         /** Evaluation */
         Evaluation: {
+            /** @description what the event is about; its fields depend on the kind */
             data: components["schemas"]["EvaluationData"];
             /**
              * Every Epochs
+             * @description epochs from one evaluation to the next
              * @default 1
              */
             every_epochs?: number;
@@ -565,17 +846,22 @@ export interface components {
              * @description a built-in name (`GET /v1/recipes`), or `package.module:attribute` in the worker's environment
              */
             ref: string;
-            /** Args */
+            /**
+             * Args
+             * @description arguments, by name
+             */
             args?: {
                 [key: string]: unknown;
             };
             /**
              * Batch Size
+             * @description rows that one DataLoader yields; null for a script
              * @default 128
              */
             batch_size?: number;
             /**
              * Num Workers
+             * @description processes of the DataLoader
              * @default 0
              */
             num_workers?: number;
@@ -585,7 +871,9 @@ export interface components {
          * @description One wrong field: its dotted path in the request, what is wrong, and what would be right.
          */
         FieldError: {
+            /** @description path of the field, with dots between its parts */
             field: string;
+            /** @description that in a sentence */
             message: string;
         };
         /**
@@ -593,17 +881,27 @@ export interface components {
          * @description Something that should be changed. `numbers` are those of the message, by name; what the problem has cost so far is given in device-seconds, and as the share of the time of all devices, where it is known.
          */
         Finding: {
+            /** @description stable code */
             code: string;
+            /** @description info or warning */
             severity: string;
+            /** @description that in a sentence */
             message: string;
+            /** @description what to do */
             suggestion: string;
-            /** @default {} */
+            /** @description numbers of the message, by name */
             numbers?: {
                 [key: string]: number;
             };
-            /** @default null */
+            /**
+             * @description what it has cost so far
+             * @default null
+             */
             cost_device_seconds?: number | null;
-            /** @default null */
+            /**
+             * @description that as a share of the time of all devices
+             * @default null
+             */
             cost_share?: number | null;
         };
         /**
@@ -611,8 +909,11 @@ export interface components {
          * @description Findings of one side only, and the codes of those that both have.
          */
         FindingPairs: {
+            /** @description those that only this one has */
             this_only: components["schemas"]["Finding"][];
+            /** @description those that only the other one has */
             against_only: components["schemas"]["Finding"][];
+            /** @description those that both have */
             both: string[];
         };
         /**
@@ -620,12 +921,16 @@ export interface components {
          * @description A column that a table of jobs can have: its name, what it holds (`number`, `text` or `switch`), and how many of the newest jobs have a value for it.
          */
         JobColumn: {
+            /** @description name */
             name: string;
+            /** @description kind */
             kind: string;
+            /** @description jobs */
             jobs: number;
         };
         /** JobColumnList */
         JobColumnList: {
+            /** @description columns that a table of the caller's jobs can have */
             columns: components["schemas"]["JobColumn"][];
         };
         /**
@@ -633,22 +938,36 @@ export interface components {
          * @description Why a job stands where it stands. `summary` says it in sentences. All but these, `reason` and `priority` is only there while the job waits.
          */
         JobExplanation: {
+            /** @description id */
             id: string;
-            state: string;
+            /** @description state */
+            state: components["schemas"]["JobState"];
+            /** @description why it is so */
             reason: components["schemas"]["ReasonView"];
+            /** @description name of the pool */
             pool: string;
+            /** @description higher goes first */
             priority: number;
+            /** @description weight of the tenant: twice as much may use twice as much */
             weight: number | null;
+            /** @description what its tenant has used */
             share: components["schemas"]["PoolShareView"] | null;
+            /** @description jobs that come before it */
             ahead: components["schemas"]["JobsAheadView"] | null;
+            /** @description devices of its pool */
             room: components["schemas"]["PoolRoomView"] | null;
+            /** @description nodes that are kept for a large job */
             kept: components["schemas"]["KeptNodesView"] | null;
+            /** @description when it may start */
             start: components["schemas"]["StartView"] | null;
+            /** @description all of it in sentences */
             summary: string[];
         };
         /** JobList */
         JobList: {
+            /** @description jobs of this page */
             jobs: components["schemas"]["ListedJob"][];
+            /** @description cursor of the following page; null at the end */
             next: string | null;
         };
         /**
@@ -656,20 +975,26 @@ export interface components {
          * @description As much of a job as is needed to choose it among several.
          */
         JobReference: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
-            state: string;
+            /** @description state */
+            state: components["schemas"]["JobState"];
+            /** @description when it was made */
             created_at: string | null;
         };
         /** JobSpec */
         JobSpec: {
             /**
              * Name
+             * @description name for people; left out: one made of the program
              * @default null
              */
             name?: string | null;
             /**
              * Pool
+             * @description pool whose devices it gets
              * @default default
              */
             pool?: string;
@@ -685,45 +1010,30 @@ export interface components {
              * @default null
              */
             start_after?: number | string | null;
-            /** Labels */
+            /**
+             * Labels
+             * @description up to 32 labels, to find it by
+             */
             labels?: {
                 [key: string]: string;
             };
-            /**
-             * @default {
-             *       "devices": 1,
-             *       "nodes": 1
-             *     }
-             */
+            /** @description what it needs */
             resources?: components["schemas"]["Resources"];
-            /**
-             * @default {
-             *       "strategy": "single",
-             *       "dim": 0,
-             *       "output_device": 0,
-             *       "module": null,
-             *       "functional": false,
-             *       "placement": {},
-             *       "backend": "auto"
-             *     }
-             */
+            /** @description how devices work together */
             parallelism?: components["schemas"]["Parallelism"];
-            /** Program */
+            /**
+             * Program
+             * @description what runs: a recipe or a script
+             */
             program: components["schemas"]["RecipeProgram"] | components["schemas"]["ScriptProgram"];
             /**
              * Observe
+             * @description which steps are measured: auto: as many as cost little; every; off
              * @default auto
              * @enum {string}
              */
             observe?: "auto" | "every" | "off";
-            /**
-             * @default {
-             *       "wall_seconds": 86400,
-             *       "max_retries": 0,
-             *       "stall_seconds": null,
-             *       "artifact_bytes": null
-             *     }
-             */
+            /** @description what ends an attempt, and how often it is tried */
             limits?: components["schemas"]["Limits"];
         };
         /**
@@ -736,48 +1046,90 @@ export interface components {
          * @description The status of one job. `losses` counts attempts lost to failures of the service, which are not retries.
          */
         JobStatus: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
-            state: string;
+            /** @description state */
+            state: components["schemas"]["JobState"];
+            /** @description why it is so */
             reason: components["schemas"]["ReasonView"];
+            /** @description name of the pool */
             pool: string;
+            /** @description devices */
             devices: number;
+            /** @description nodes */
             nodes: number;
+            /** @description single, dp, ddp or fsdp */
             strategy: string;
+            /** @description higher goes first */
             priority: number;
+            /** @description labels, by key */
             labels: {
                 [key: string]: string;
             };
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description whether a cancel was requested */
             cancel_requested: boolean;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
             created_at: string;
+            /** @description when its first rank was up */
             started_at: string | null;
+            /** @description when the first step was done */
             first_step_at: string | null;
+            /** @description when it ended; null: it has not */
             finished_at: string | null;
+            /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
+            /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
             };
+            /** @description grows with every change of the job */
             version: number;
+            /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
+            /** @description new attempts after failures of the program */
             retries: number;
+            /** @description how many new attempts it may have after failures of the program */
             max_retries: number;
+            /** @description attempts that were lost to failures of the service, which are no retries */
             losses: number;
+            /** @description it does not start before */
             start_after: string | null;
+            /** @description how often a job of a higher priority took its devices */
             preemptions: number;
+            /** @description whether a user has suspended it */
             suspended: boolean;
+            /** @description when it may start again, while it is backing off */
             retry_at: string | null;
+            /** @description newest checkpoint, from which a new attempt would resume */
             checkpoint: components["schemas"]["CheckpointView"] | null;
+            /** @description the job whose spec was submitted again; null: none */
             parent_id: string | null;
+            /** @description rows that one DataLoader yields; null for a script */
             batch_size: number | null;
+            /** @description rows of one optimizer step; null for a script */
             global_batch_size: number | null;
+            /** @description warm: forked from a process that has imported torch; cold: a new process */
             start: string;
+            /** @description whether virtual devices stand for GPUs */
             rehearsal: boolean;
+            /** @description none: a loopback of its own; host: that of the node; null: not known */
             network: string | null;
+            /** @description how far it is; null where that is not known */
             progress: components["schemas"]["Progress"] | null;
+            /** @description what it has returned: its last loss and metrics */
             result: Record<string, never> | null;
+            /** @description what went wrong, with its traceback where there is one; null: nothing */
             error: Record<string, never> | null;
+            /** @description the spec, with its defaults */
             spec: components["schemas"]["JobSpec"];
         };
         /**
@@ -785,26 +1137,48 @@ export interface components {
          * @description The fields of a job that lists and its status have in common.
          */
         JobSummary: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
-            state: string;
+            /** @description state */
+            state: components["schemas"]["JobState"];
+            /** @description why it is so */
             reason: components["schemas"]["ReasonView"];
+            /** @description name of the pool */
             pool: string;
+            /** @description devices */
             devices: number;
+            /** @description nodes */
             nodes: number;
+            /** @description single, dp, ddp or fsdp */
             strategy: string;
+            /** @description higher goes first */
             priority: number;
+            /** @description labels, by key */
             labels: {
                 [key: string]: string;
             };
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description whether a cancel was requested */
             cancel_requested: boolean;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
             created_at: string;
+            /** @description when its first rank was up */
             started_at: string | null;
+            /** @description when the first step was done */
             first_step_at: string | null;
+            /** @description when it ended; null: it has not */
             finished_at: string | null;
+            /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
+            /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
             };
@@ -814,12 +1188,17 @@ export interface components {
          * @description Jobs as rows of a table, newest first. `values` has a list for each job, with a value for each of `columns`: text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen.
          */
         JobTable: {
+            /** @description names of the columns */
             columns: string[];
+            /** @description jobs */
             jobs: components["schemas"]["ListedJob"][];
+            /** @description for each job a value for each of the columns */
             values: unknown[][];
+            /** @description all jobs that there are, by state */
             counts: {
                 [key: string]: number;
             };
+            /** @description cursor of the following page; null at the end */
             next: string | null;
         };
         /**
@@ -827,7 +1206,9 @@ export interface components {
          * @description The jobs of its pool that come before a job as things stand: `own`, of its tenant, and those of other tenants, a number for each of them, the largest first.
          */
         JobsAheadView: {
+            /** @description those of the own tenant */
             own: number;
+            /** @description a number for each other tenant, the largest first */
             others: number[];
         };
         /**
@@ -835,10 +1216,14 @@ export interface components {
          * @description A machine that joins as this node. `wants_token`: it needs one for its files, or has one that is good.
          */
         JoinRequest: {
-            /** Node */
+            /**
+             * Node
+             * @description name of the node
+             */
             node: string;
             /**
              * Wants Token
+             * @description whether it needs a token for its files; false: it has one that is good
              * @default true
              */
             wants_token?: boolean;
@@ -848,7 +1233,9 @@ export interface components {
          * @description Nodes that are kept for a large job which has waited long: `job` is its id where it is the caller's.
          */
         KeptNodesView: {
+            /** @description nodes */
             nodes: string[];
+            /** @description id of the job; that of another tenant is not told */
             job: string | null;
         };
         /**
@@ -856,11 +1243,17 @@ export interface components {
          * @description Files of a script's working directory that were not kept for one reason: how many, with how many bytes together, and the newest and the largest of them. `message` says it in a sentence.
          */
         LeftOutFiles: {
+            /** @description code of the reason */
             reason: string;
+            /** @description that in a sentence */
             message: string;
+            /** @description how many files */
             files: number;
+            /** @description size in bytes */
             bytes: number;
+            /** @description path of the newest of them */
             newest: string;
+            /** @description path of the largest of them */
             largest: string;
         };
         /** Limits */
@@ -895,30 +1288,54 @@ export interface components {
          * @description A job of a list. Its two fields are `None` where they are not known; the first 25 waiting jobs of a page have a `queue_position`.
          */
         ListedJob: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
-            state: string;
+            /** @description state */
+            state: components["schemas"]["JobState"];
+            /** @description why it is so */
             reason: components["schemas"]["ReasonView"];
+            /** @description name of the pool */
             pool: string;
+            /** @description devices */
             devices: number;
+            /** @description nodes */
             nodes: number;
+            /** @description single, dp, ddp or fsdp */
             strategy: string;
+            /** @description higher goes first */
             priority: number;
+            /** @description labels, by key */
             labels: {
                 [key: string]: string;
             };
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description whether a cancel was requested */
             cancel_requested: boolean;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
             created_at: string;
+            /** @description when its first rank was up */
             started_at: string | null;
+            /** @description when the first step was done */
             first_step_at: string | null;
+            /** @description when it ended; null: it has not */
             finished_at: string | null;
+            /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
+            /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
             };
+            /** @description how far it is; null where that is not known */
             progress: components["schemas"]["Progress"] | null;
+            /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
         };
         /**
@@ -926,13 +1343,21 @@ export interface components {
          * @description One line of a log. `seq` counts the lines of a device. `continued` is true if the next entry of its source is the rest of the same line.
          */
         LogLine: {
+            /** @description number of the line, of its device */
             seq: number;
+            /** @description when it happened */
             at: string | null;
+            /** @description number of the device */
             device: number;
+            /** @description number of the rank */
             rank: number;
+            /** @description stdout, stderr, shard or service */
             stream: string;
+            /** @description number of the step */
             step: number | null;
+            /** @description the text */
             text: string;
+            /** @description whether the next entry of its source is the rest of the same line */
             continued: boolean;
         };
         /**
@@ -940,12 +1365,19 @@ export interface components {
          * @description Log lines in order of time, of the streams that `streams` names. `next` is the cursor of the following page, whichever streams are asked for then; `ended` is true if the attempt will write no more lines. `cut_off`: these are the last that are here, and not the last that it printed: the others were lost with its node, or still come.
          */
         LogPage: {
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description streams that the lines are of */
             streams: string[];
+            /** @description lines */
             lines: components["schemas"]["LogLine"][];
+            /** @description lines of devices that could not be stored */
             dropped: components["schemas"]["DroppedLines"][];
+            /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description whether there will be no more */
             ended: boolean;
+            /** @description whether the attempt printed more that was lost with its node, or still comes */
             cut_off: boolean;
         };
         /**
@@ -953,15 +1385,22 @@ export interface components {
          * @description A disk that has less left than the service keeps for itself, in bytes or in files. `name` says what lies there: `storage`, `control Redis`, `state` or `temporary files`.
          */
         LowDiskView: {
+            /** @description what lies there: storage, control Redis, state or temporary files */
             name: string;
+            /** @description bytes that are free */
             free_bytes: number;
+            /** @description bytes that the service keeps for itself */
             reserve_bytes: number;
+            /** @description files (inodes) that are free */
             free_files: number;
+            /** @description files (inodes) that the service keeps for itself */
             reserve_files: number;
         };
         /** MetricList */
         MetricList: {
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description series by device and name */
             series: components["schemas"]["SeriesView"][];
         };
         /**
@@ -969,13 +1408,21 @@ export interface components {
          * @description `token` is the secret, shown this once; not by `repr`, which ends in logs and notebooks.
          */
         NewToken: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
+            /** @description name of the tenant */
             tenant: string;
+            /** @description what it may do: read, submit, priority, admin, node */
             scopes: string[];
+            /** @description name of the node */
             node: string;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description when it ends by itself; null: never */
             expires_at: string | null;
+            /** @description the token, shown this once */
             token: string;
         };
         /**
@@ -984,24 +1431,36 @@ export interface components {
          *     without `quota` may use what its tenant may use. `node` is for the scopes `node` and `join`, which stand alone.
          */
         NewTokenRequest: {
-            /** Name */
+            /**
+             * Name
+             * @description name
+             */
             name: string;
-            /** Scopes */
+            /**
+             * Scopes
+             * @description what it may do
+             */
             scopes: components["schemas"]["Scope"][];
             /**
              * Tenant
+             * @description tenant that it belongs to; by default the caller's
              * @default null
              */
             tenant?: string | null;
             /**
              * Expires In Seconds
+             * @description seconds after which it ends by itself; null: never
              * @default null
              */
             expires_in_seconds?: number | null;
-            /** @default null */
+            /**
+             * @description what jobs of the token may use; null: what the tenant may
+             * @default null
+             */
             quota?: components["schemas"]["QuotaRequest"] | null;
             /**
              * Node
+             * @description for the scope node alone: the node that it is for
              * @default null
              */
             node?: string | null;
@@ -1011,24 +1470,43 @@ export interface components {
          * @description `secret` is what deliveries are signed with, shown this once; not by `repr`, which ends in logs and notebooks.
          */
         NewWebhook: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
+            /** @description address */
             url: string;
+            /** @description form of its deliveries */
             format: string;
+            /** @description kinds of events that it wants, or groups of them */
             events: string[];
+            /** @description owner/name of the repository whose commits get statuses */
             repo: string;
+            /** @description name of the secret with the token for statuses of commits */
             token_secret: string;
+            /** @description mail addresses */
             to: string[];
+            /** @description whether it gets events */
             active: boolean;
+            /** @description until then the secret before this one signs as well */
             former_until: string | null;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description when it was changed last */
             updated_at: string | null;
+            /** @description when the last one arrived */
             delivered_at: string | null;
+            /** @description first of the tries that have failed since one arrived */
             failing_since: string | null;
+            /** @description what was wrong with the last try */
             problem: string;
+            /** @description deliveries that have not arrived yet */
             waiting: number;
+            /** @description deliveries that were given up */
             dead: number;
+            /** @description events before that there was no room for */
             missed: number;
+            /** @description the secret, shown this once */
             secret: string;
         };
         /**
@@ -1078,6 +1556,7 @@ export interface components {
             to?: string[] | null;
             /**
              * Name
+             * @description name
              * @default
              */
             name?: string;
@@ -1087,11 +1566,14 @@ export interface components {
          * @description Paths of files below a directory of the storage. `next`: the cursor of the following page.
          */
         NodeFileList: {
+            /** @description paths */
             files: string[];
+            /** @description cursor of the following page; null at the end */
             next: string | null;
         };
         /** NodeList */
         NodeList: {
+            /** @description nodes */
             nodes: components["schemas"]["NodeView"][];
         };
         /**
@@ -1099,25 +1581,52 @@ export interface components {
          * @description One node's devices together over the main phase. `rows` and `share` are sums, `steps` is the most of a device. The times are means over its devices, of which each is the `total` of `DeviceMeasures`. `slowest_device` is the one of them that waited least for the others.
          */
         NodeMeasures: {
+            /** @description name of the node */
             node: string;
+            /** @description devices */
             devices: number[];
+            /** @description rows */
             rows: number | null;
+            /** @description its part of all */
             share: number | null;
+            /** @description how many steps there are */
             steps: number;
+            /** @description device that waited least for the others */
             slowest_device: number | null;
-            /** @default null */
+            /**
+             * @description time of waiting for batches
+             * @default null
+             */
             data_wait_ms?: number | null;
-            /** @default null */
+            /**
+             * @description time of its own forward work
+             * @default null
+             */
             forward_ms?: number | null;
-            /** @default null */
+            /**
+             * @description time of its own backward work
+             * @default null
+             */
             backward_ms?: number | null;
-            /** @default null */
+            /**
+             * @description time of communication that no work hides, with waiting for the slowest device
+             * @default null
+             */
             comm_ms?: number | null;
-            /** @default null */
+            /**
+             * @description time of the optimizer
+             * @default null
+             */
             optimizer_ms?: number | null;
-            /** @default null */
+            /**
+             * @description time of the rest
+             * @default null
+             */
             other_ms?: number | null;
-            /** @default null */
+            /**
+             * @description how long its program has run
+             * @default null
+             */
             wall_ms?: number | null;
         };
         /**
@@ -1125,8 +1634,11 @@ export interface components {
          * @description Whether the service's host reaches a joining node at `address`; `why` not.
          */
         NodeReachView: {
+            /** @description whether the service's host reaches the address */
             reached: boolean;
+            /** @description address that it is reached at */
             address: string;
+            /** @description why not; null: it has it */
             why: string;
         };
         /**
@@ -1134,19 +1646,33 @@ export interface components {
          * @description What a node needs. Not by `repr`, which ends in logs. `token` has the scope `node`, and is empty where the node said that it has one. The URLs of Redis have passwords; whoever uses them adds the file of `authority`, the PEM text of what signs the service's certificates. `torch` is the version on the host of the API, if it has one. `address_seen` is where the request came from, `alive_on` the host of a living node with the same name, and `now_us` the service's clock: microseconds since the epoch.
          */
         NodeSetup: {
+            /** @description name of the node */
             node: string;
+            /** @description id of the token */
             token: string;
+            /** @description address */
             url: string;
+            /** @description control Redis of the worker, with its password */
             redis_url: string;
+            /** @description telemetry Redis of the worker, with its password */
             telemetry_url: string;
+            /** @description control Redis of supervisors, with their password */
             supervisor_redis_url: string;
+            /** @description telemetry Redis of supervisors, with their password */
             supervisor_telemetry_url: string;
+            /** @description what signs the service's certificates, in PEM */
             authority: string;
+            /** @description keys of the secrets of jobs */
             secret_keys: string;
+            /** @description version */
             version: string;
+            /** @description version of torch on the host of the API; empty: it has none */
             torch: string;
+            /** @description where the request came from */
             address_seen: string;
+            /** @description host of a living node with the same name; empty: there is none */
             alive_on: string;
+            /** @description the service's clock, in microseconds since the epoch */
             now_us: number;
         };
         /**
@@ -1154,32 +1680,54 @@ export interface components {
          * @description A node. One that is `unboxed` lacks the box that its pool demands, and takes no work; nor does one with a `low_disk`, until there is room. One that is `virtual` shares its machine with others, as `up --nodes` makes them. Nodes of one `topology` are close to each other.
          */
         NodeView: {
+            /** @description id */
             id: string;
+            /** @description name of the pool */
             pool: string;
+            /** @description name of the machine */
             host: string;
+            /** @description address that it is reached at */
             address: string;
+            /** @description version */
             version: string;
+            /** @description cores of the processor */
             cores: number;
+            /** @description whether it sends heartbeats */
             alive: boolean;
+            /** @description whether it gets no new work by an operator's order */
             draining: boolean;
+            /** @description whether its worker is leaving */
             stopping: boolean;
+            /** @description when what runs there moves to other nodes; null: it may stay */
             drain_deadline_at: string | null;
+            /** @description attempts that hold devices there */
             attempts: number;
+            /** @description when it came */
             registered_at: string | null;
+            /** @description devices */
             devices: components["schemas"]["DeviceView"][];
+            /** @description Python environments that a script may name in program.python */
             environments: string[];
+            /** @description jobs that wait in its pool */
             queued: number;
+            /** @description what keeps jobs apart */
             box: components["schemas"]["BoxView"];
+            /** @description whether the box is missing that the pool demands */
             unboxed: boolean;
+            /** @description the disk that has too little room for work */
             low_disk: components["schemas"]["LowDiskView"] | null;
+            /** @description whether it shares a machine or stands for another device */
             virtual: boolean;
+            /** @description label of where it stands; nodes of one label are close to each other */
             topology: string;
+            /** @description block of an engine that it is in; null: it stays */
             block: string | null;
         };
         /** Parallelism */
         Parallelism: {
             /**
              * Strategy
+             * @description single, dp, ddp or fsdp
              * @default single
              * @enum {string}
              */
@@ -1228,15 +1776,25 @@ export interface components {
          * @description All batches that were (or will be) divided in the same way; the unit of plans and of reports. The key is (phase, module, batch_rows, rows). `rows` has one number per leased device, 0 where it gets nothing. Under ddp a device's number is what its rank reads, and `batch_rows` is their sum. Shapes run parallel to `rows` and are those of the first occurrence. Steps count from 0 within their phase, over all epochs. `None` means not known; `notes` of the document says why.
          */
         Pattern: {
+            /** @description train, forward or evaluate */
             phase: string;
+            /** @description name of the module */
             module: string;
+            /** @description rows of the whole batch; null where it is not known */
             batch_rows: number | null;
+            /** @description rows */
             rows: (number | null)[] | null;
+            /** @description whether shapes differ from step to step */
             shapes_vary: boolean | null;
+            /** @description for each device the shape of its input */
             input_shapes: (number[] | null)[] | null;
+            /** @description for each device the shape of its output */
             output_shapes: (number[] | null)[] | null;
+            /** @description how many steps there are */
             steps: number | null;
+            /** @description first step of them, from 0 within its phase */
             first_step: number | null;
+            /** @description last step of them */
             last_step: number | null;
         };
         /**
@@ -1244,11 +1802,17 @@ export interface components {
          * @description A way to divide a batch, and in how many steps each of the two divided one so; 0: in none.
          */
         PatternPair: {
+            /** @description train, forward or evaluate */
             phase: string;
+            /** @description name of the module */
             module: string;
+            /** @description rows of the whole batch; null where it is not known */
             batch_rows: number | null;
+            /** @description rows */
             rows: (number | null)[] | null;
+            /** @description in how many steps this one divided a batch so */
             this_steps: number | null;
+            /** @description in how many steps the other one divided a batch so */
             against_steps: number | null;
         };
         /**
@@ -1256,8 +1820,11 @@ export interface components {
          * @description Devices of a node that a job or an attempt has. `ranks` are those that drive them: one for each device under ddp and fsdp, numbered through from node to node, one for all under single and dp. Lists of attempts leave them out.
          */
         PlacementView: {
+            /** @description name of the node */
             node: string;
+            /** @description devices, by their names for people */
             devices: string[];
+            /** @description ranks that drive them; empty in lists of attempts */
             ranks: number[];
         };
         /**
@@ -1265,24 +1832,35 @@ export interface components {
          * @description The predicted splits of one epoch, in the form of the report. `rows` is the number of rows of the training data; it is None if only the worker can know it, and then `notes` says so.
          */
         Plan: {
+            /** @description rows */
             rows: number | null;
+            /** @description rows that one DataLoader yields; null for a script */
             batch_size: number | null;
+            /** @description rows of one optimizer step; null for a script */
             global_batch_size: number | null;
+            /** @description ways in which batches are divided */
             patterns: components["schemas"]["Pattern"][];
+            /** @description what should be changed */
             findings: components["schemas"]["Finding"][];
+            /** @description why numbers are missing, by the path of a field */
             notes: {
                 [key: string]: string;
             };
         };
         /** PointView */
         PointView: {
+            /** @description number of the point, from 1 */
             number: number;
+            /** @description number of the step */
             step: number;
+            /** @description value; null: not a finite number */
             value: number | null;
+            /** @description when it happened */
             at: string | null;
         };
         /** PoolList */
         PoolList: {
+            /** @description pools */
             pools: components["schemas"]["PoolView"][];
         };
         /**
@@ -1316,12 +1894,19 @@ export interface components {
          * @description Devices of a job's pool, on nodes that take work: `usable` are in use or free, of which `own` are those of the job's tenant. `largest_gap` is the most that are free on one node. `nodes` is how many nodes that are, of which at most 64 were counted.
          */
         PoolRoomView: {
+            /** @description nodes that take work */
             nodes: number;
+            /** @description devices that are in use or free */
             usable: number;
+            /** @description devices that are free */
             free: number;
+            /** @description most devices that are free on one node */
             largest_gap: number;
+            /** @description devices that the job's tenant has */
             own: number;
+            /** @description those of others */
             others: number;
+            /** @description devices in quarantine */
             quarantined: number;
         };
         /**
@@ -1329,10 +1914,15 @@ export interface components {
          * @description What a tenant has used of a pool: `device_seconds`, of which those of a day ago count half, and the `devices` that it has now. `used_part` is its part of what all tenants have used there, `due_part` that of its weight.
          */
         PoolShareView: {
+            /** @description name of the pool */
             pool: string;
+            /** @description what was used; that of a day ago counts half */
             device_seconds: number;
+            /** @description devices */
             devices: number;
+            /** @description its part of what all tenants have used */
             used_part: number;
+            /** @description the part that its weight is due */
             due_part: number;
         };
         /**
@@ -1340,23 +1930,39 @@ export interface components {
          * @description A pool and its policy: `box` is what a node must have to take work (`any`, `user` or `full`), `network` what jobs get (`none`: a loopback of their own; `host`: the node's). `boxes` counts live nodes by the level of their box.
          */
         PoolView: {
+            /** @description name */
             name: string;
+            /** @description how many devices it has */
             devices: number;
+            /** @description devices that are free */
             free: number;
+            /** @description devices that jobs have */
             leased: number;
+            /** @description devices in quarantine */
             quarantined: number;
+            /** @description most devices of one node */
             largest_node: number;
+            /** @description how many nodes it has */
             nodes: number;
+            /** @description nodes that send heartbeats */
             live_nodes: number;
+            /** @description jobs that wait */
             queued: number;
+            /** @description what a node must have to take work: any, user or full */
             box: string;
+            /** @description none: a loopback of its own; host: that of the node; null: not known */
             network: string;
+            /** @description whether jobs of a higher priority take the devices of others */
             preempt: boolean;
+            /** @description live nodes by the level of their box */
             boxes: {
                 [key: string]: number;
             };
+            /** @description live nodes that lack the box which the pool demands */
             unboxed: number;
+            /** @description live nodes on which a disk has too little room for work */
             low_disk: number;
+            /** @description what gives the pool its nodes; null: they are there by themselves */
             engine: components["schemas"]["EngineView"] | null;
         };
         /**
@@ -1364,6 +1970,7 @@ export interface components {
          * @description A delivery that is on its way.
          */
         PostedDelivery: {
+            /** @description id of the delivery */
             delivery: string;
         };
         /**
@@ -1371,41 +1978,69 @@ export interface components {
          * @description `matches` is `None` when nothing could be compared (the report's notes say why).
          */
         PredictionCheck: {
+            /** @description whether they are the same; null: nothing could be compared */
             matches: boolean | null;
+            /** @description what is different, in sentences */
             differences: string[];
         };
         /** PrimitivePairs */
         PrimitivePairs: {
+            /** @description copying the model to the devices */
             replicate_ms: components["schemas"]["ValuePair"];
+            /** @description dividing the batch */
             scatter_ms: components["schemas"]["ValuePair"];
+            /** @description forward of all replicas */
             parallel_apply_ms: components["schemas"]["ValuePair"];
+            /** @description bringing outputs together */
             gather_ms: components["schemas"]["ValuePair"];
         };
         /** PrimitiveTimings */
         PrimitiveTimings: {
+            /** @description copying the model to the devices */
             replicate_ms: components["schemas"]["Timing"];
+            /** @description dividing the batch */
             scatter_ms: components["schemas"]["Timing"];
+            /** @description forward of all replicas */
             parallel_apply_ms: components["schemas"]["Timing"];
+            /** @description bringing outputs together */
             gather_ms: components["schemas"]["Timing"];
         };
         /** Problem */
         Problem: {
+            /** @description address of the page that explains the problem */
             type: string;
+            /** @description what kind of problem it is */
             title: string;
+            /** @description status of the answer */
             status: number;
+            /** @description what is wrong, in a sentence */
             detail: string;
+            /** @description stable code of the problem */
             code: string;
+            /** @description path of the request */
             instance: string;
-            /** @default [] */
+            /**
+             * @description fields that are wrong
+             * @default []
+             */
             errors?: components["schemas"]["FieldError"][];
-            /** @default [] */
+            /**
+             * @description jobs among which to choose
+             * @default []
+             */
             candidates?: components["schemas"]["JobReference"][];
+            /**
+             * @description id of the request, as in the header X-Request-ID
+             * @default
+             */
+            request_id?: string;
         };
         /**
          * ProfileList
          * @description The profiles of an attempt, in the order in which they were asked for.
          */
         ProfileList: {
+            /** @description profiles, in the order in which they were asked for */
             profiles: components["schemas"]["ProfileView"][];
         };
         /**
@@ -1415,6 +2050,7 @@ export interface components {
         ProfileRequestBody: {
             /**
              * Steps
+             * @description steps that each rank records
              * @default 10
              */
             steps?: number;
@@ -1424,12 +2060,19 @@ export interface components {
          * @description A profile of `steps` steps of a running attempt. `state` is `recording` or `finished`; `ranks` is empty until it has finished.
          */
         ProfileView: {
+            /** @description number, from 1 */
             number: number;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description how many steps there are */
             steps: number;
+            /** @description recording or finished */
             state: string;
+            /** @description when it was asked for */
             requested_at: string | null;
+            /** @description when it ended; null: it has not */
             finished_at: string | null;
+            /** @description ranks */
             ranks: components["schemas"]["RankProfile"][];
         };
         /**
@@ -1437,16 +2080,27 @@ export interface components {
          * @description How far a job is; what is not known is None. `unit` is what `step` counts.
          */
         Progress: {
+            /** @description epoch, from 0 */
             epoch: number | null;
+            /** @description how many epochs there are */
             epochs: number | null;
+            /** @description steps that are done */
             step: number | null;
+            /** @description how many steps there are */
             steps: number | null;
+            /** @description part that is done, from 0 to 1 */
             fraction: number | null;
+            /** @description rows a second, by the clock */
             rows_per_second: number | null;
+            /** @description time that is left, as far as it can be told */
             eta_seconds: number | null;
+            /** @description newest loss */
             loss: number | null;
+            /** @description what steps count */
             unit: string | null;
+            /** @description who counts: recipe, bar or loader */
             source: string | null;
+            /** @description steps that were counted */
             steps_seen: number | null;
         };
         /**
@@ -1454,7 +2108,10 @@ export interface components {
          * @description Why the device is in quarantine; `reason` is shown with the node.
          */
         QuarantineRequest: {
-            /** Reason */
+            /**
+             * Reason
+             * @description why; it is shown with the node
+             */
             reason: string;
         };
         /**
@@ -1462,13 +2119,18 @@ export interface components {
          * @description One limit: what is used of it, and what may be used (null: as much as there is). `used` is null where it is not counted, because the tenant or the token has no quota. `free_at` is when device-hours are below their limit again, if nothing more is used.
          */
         QuotaLimit: {
+            /** @description jobs, running, devices, device_hours, spec_bytes, bundle_bytes or file_bytes */
             name: string;
+            /** @description what is used; null where that is not counted */
             used: number | null;
+            /** @description what may be used; null: as much as there is */
             allowed: number | null;
+            /** @description when device-hours are below their limit again, if nothing more is used */
             free_at: string | null;
         };
         /** QuotaList */
         QuotaList: {
+            /** @description quotas */
             quotas: components["schemas"]["QuotaView"][];
         };
         /**
@@ -1531,9 +2193,13 @@ export interface components {
          * @description What a tenant, or (`token`) one of its tokens, may use. Device-hours are those of the last `window_hours`.
          */
         QuotaView: {
+            /** @description name of the tenant */
             tenant: string;
+            /** @description id of the token; null: of the whole tenant */
             token: string | null;
+            /** @description hours of the window of device-hours */
             window_hours: number;
+            /** @description each limit, with what is used of it */
             limits: components["schemas"]["QuotaLimit"][];
         };
         /**
@@ -1541,11 +2207,17 @@ export interface components {
          * @description What one rank recorded for a profile. `path` is that of its trace among the job's files, a gzip'd Chrome trace; where it is `None`, `error` says why there is none. `steps` were recorded, in `seconds`.
          */
         RankProfile: {
+            /** @description number of the rank */
             rank: number;
+            /** @description path of its trace among the files of the job */
             path: string | null;
+            /** @description size in bytes */
             bytes: number;
+            /** @description how many steps there are */
             steps: number;
+            /** @description how long it took */
             seconds: number;
+            /** @description why there is no trace; null: there is one */
             error: string | null;
         };
         /**
@@ -1553,10 +2225,15 @@ export interface components {
          * @description The work of all devices together.
          */
         RatePairs: {
+            /** @description rows a second, by the clock */
             rows_per_second: components["schemas"]["ValuePair"];
+            /** @description tokens a second, by the clock */
             tokens_per_second: components["schemas"]["ValuePair"];
+            /** @description floating-point operations of an average step */
             flop_per_step: components["schemas"]["ValuePair"];
+            /** @description floating-point operations a second, by the clock */
             flop_per_second: components["schemas"]["ValuePair"];
+            /** @description flop_per_second over the peak of the card */
             mfu: components["schemas"]["ValuePair"];
         };
         /**
@@ -1564,14 +2241,22 @@ export interface components {
          * @description Where a machine that joins listens, at the address that the request comes from, and what it says there.
          */
         ReachRequest: {
-            /** Port */
+            /**
+             * Port
+             * @description where it listens
+             */
             port: number;
-            /** Nonce */
+            /**
+             * Nonce
+             * @description what it says there
+             */
             nonce: string;
         };
         /** Readiness */
         Readiness: {
+            /** @description whether a job could start */
             ready: boolean;
+            /** @description by part: ok, or what is wrong with it */
             checks: {
                 [key: string]: string;
             };
@@ -1581,22 +2266,33 @@ export interface components {
          * @description Why a job is in its state: a code that is stable, and a sentence.
          */
         ReasonView: {
-            code: string;
+            /** @description stable code */
+            code: components["schemas"]["StateReason"];
+            /** @description that in a sentence */
             message: string;
         };
         /** RecipeProgram */
         RecipeProgram: {
             /**
              * Kind
+             * @description a program made of this spec alone
              * @default recipe
              * @constant
              */
             kind?: "recipe";
+            /** @description the model that is trained */
             model: components["schemas"]["Component"];
+            /** @description the data that it reads */
             data: components["schemas"]["Data"];
-            /** @default null */
+            /**
+             * @description the loss; training needs one
+             * @default null
+             */
             loss?: components["schemas"]["Component"] | null;
-            /** @default null */
+            /**
+             * @description the optimizer; training needs one
+             * @default null
+             */
             optimizer?: components["schemas"]["Component"] | null;
             /**
              * @description changes the learning rate, every epoch or every step
@@ -1629,26 +2325,33 @@ export interface components {
             straggler?: components["schemas"]["Straggler"] | null;
             /**
              * Epochs
+             * @description how often all data is read
              * @default 1
              */
             epochs?: number;
             /**
              * Max Steps
+             * @description optimizer steps after which it ends; null: all epochs
              * @default null
              */
             max_steps?: number | null;
             /**
              * Seed
+             * @description of all random numbers
              * @default 0
              */
             seed?: number;
             /**
              * Mode
+             * @description train, or forward alone, without a loss
              * @default train
              * @enum {string}
              */
             mode?: "train" | "forward";
-            /** @default null */
+            /**
+             * @description evaluation on other data; null: none
+             * @default null
+             */
             evaluate?: components["schemas"]["Evaluation"] | null;
             /**
              * @description saves the run, so that a new attempt resumes from there
@@ -1672,54 +2375,110 @@ export interface components {
         };
         /** Report */
         Report: {
+            /** @description id of the job */
             job_id: string;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description whether the attempt has ended */
             final: boolean;
+            /** @description single, dp, ddp or fsdp */
             strategy: string;
+            /** @description cuda or cpu */
             device_kind: string;
+            /** @description whether it shares a machine or stands for another device */
             virtual: boolean;
+            /** @description devices */
             devices: components["schemas"]["ReportDevice"][];
+            /** @description ways in which batches are divided */
             patterns: components["schemas"]["Pattern"][];
+            /** @description measures of each device */
             per_device: components["schemas"]["DeviceMeasures"][];
+            /** @description times of the four primitives of dp */
             primitives: components["schemas"]["PrimitiveTimings"] | null;
+            /** @description how evenly rows and time are spread */
             balance: components["schemas"]["Balance"];
+            /** @description comparison with the plan */
             prediction: components["schemas"]["PredictionCheck"];
+            /** @description what should be changed */
             findings: components["schemas"]["Finding"][];
+            /** @description why numbers are missing, by the path of a field */
             notes: {
                 [key: string]: string;
             };
-            /** @default false */
+            /**
+             * @description whether virtual devices stand for GPUs
+             * @default false
+             */
             rehearsal?: boolean;
-            /** @default null */
+            /**
+             * @description checkpoint that it began with; null: it began at the first step
+             * @default null
+             */
             resumed?: components["schemas"]["Resumed"] | null;
-            /** @default null */
+            /**
+             * @description the run as it would be without slow devices
+             * @default null
+             */
             what_if?: components["schemas"]["WhatIf"] | null;
-            /** @default  */
+            /**
+             * @description the whole run in one sentence
+             * @default
+             */
             verdict?: string;
-            /** @default null */
+            /**
+             * @description rows a second, by the clock
+             * @default null
+             */
             rows_per_second?: number | null;
-            /** @default [] */
+            /**
+             * @description readings of the devices
+             * @default []
+             */
             hardware?: components["schemas"]["DeviceHardware"][];
-            /** @default null */
+            /**
+             * @description the largest so far
+             * @default null
+             */
             learning_rate?: number | null;
-            /** @default null */
+            /**
+             * @description tokens a second, by the clock
+             * @default null
+             */
             tokens_per_second?: number | null;
-            /** @default null */
+            /**
+             * @description floating-point operations of an average step
+             * @default null
+             */
             flop_per_step?: number | null;
-            /** @default null */
+            /**
+             * @description floating-point operations a second, by the clock
+             * @default null
+             */
             flop_per_second?: number | null;
-            /** @default null */
+            /**
+             * @description flop_per_second over the peak of the card
+             * @default null
+             */
             mfu?: number | null;
-            /** @default [] */
+            /**
+             * @description measures of each node, where there are several
+             * @default []
+             */
             per_node?: components["schemas"]["NodeMeasures"][];
         };
         /** ReportDevice */
         ReportDevice: {
+            /** @description number of the device */
             device: number;
+            /** @description id */
             id: string;
+            /** @description name of the node */
             node: string;
+            /** @description name */
             name: string;
+            /** @description number of the rank */
             rank: number;
+            /** @description memory of the device */
             memory_total_bytes: number | null;
         };
         /**
@@ -1727,14 +2486,23 @@ export interface components {
          * @description `primitives` is `None` where neither has them.
          */
         ReportDiff: {
+            /** @description this report */
             this: components["schemas"]["ReportSide"];
+            /** @description the other report */
             against: components["schemas"]["ReportSide"];
+            /** @description ways in which batches are divided */
             patterns: components["schemas"]["PatternPair"][];
+            /** @description measures of each device */
             per_device: components["schemas"]["DevicePair"][];
+            /** @description times of the four primitives of dp */
             primitives: components["schemas"]["PrimitivePairs"] | null;
+            /** @description how evenly rows and time are spread */
             balance: components["schemas"]["BalancePairs"];
+            /** @description what should be changed */
             findings: components["schemas"]["FindingPairs"];
+            /** @description why numbers are missing, by the path of a field */
             notes: components["schemas"]["SideNotes"];
+            /** @description work of all devices */
             throughput: components["schemas"]["RatePairs"];
         };
         /**
@@ -1742,14 +2510,23 @@ export interface components {
          * @description Which report one side is.
          */
         ReportSide: {
+            /** @description id of the job */
             job_id: string;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description whether the attempt has ended */
             final: boolean;
+            /** @description single, dp, ddp or fsdp */
             strategy: string;
+            /** @description how many devices it had */
             devices: number;
+            /** @description cuda or cpu */
             device_kind: string;
+            /** @description whether it shares a machine or stands for another device */
             virtual: boolean;
+            /** @description whether virtual devices stand for GPUs */
             rehearsal: boolean;
+            /** @description checkpoint that it began with; null: it began at the first step */
             resumed: components["schemas"]["Resumed"] | null;
         };
         /**
@@ -1757,50 +2534,94 @@ export interface components {
          * @description The job that a reference stands for, and how it was found. `others` have the same name: those before it, the newest first, and ten at most.
          */
         ResolvedJob: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
-            state: string;
+            /** @description state */
+            state: components["schemas"]["JobState"];
+            /** @description why it is so */
             reason: components["schemas"]["ReasonView"];
+            /** @description name of the pool */
             pool: string;
+            /** @description devices */
             devices: number;
+            /** @description nodes */
             nodes: number;
+            /** @description single, dp, ddp or fsdp */
             strategy: string;
+            /** @description higher goes first */
             priority: number;
+            /** @description labels, by key */
             labels: {
                 [key: string]: string;
             };
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
+            /** @description whether a cancel was requested */
             cancel_requested: boolean;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
             created_at: string;
+            /** @description when its first rank was up */
             started_at: string | null;
+            /** @description when the first step was done */
             first_step_at: string | null;
+            /** @description when it ended; null: it has not */
             finished_at: string | null;
+            /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
+            /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
             };
+            /** @description version */
             version: number;
+            /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
+            /** @description new attempts after failures of the program */
             retries: number;
+            /** @description how many new attempts it may have after failures of the program */
             max_retries: number;
+            /** @description attempts that were lost to failures of the service, which are no retries */
             losses: number;
+            /** @description it does not start before */
             start_after: string | null;
+            /** @description how often a job of a higher priority took its devices */
             preemptions: number;
+            /** @description whether a user has suspended it */
             suspended: boolean;
+            /** @description when it may start again, while it is backing off */
             retry_at: string | null;
+            /** @description newest checkpoint, from which a new attempt would resume */
             checkpoint: components["schemas"]["CheckpointView"] | null;
+            /** @description the job whose spec was submitted again; null: none */
             parent_id: string | null;
+            /** @description rows that one DataLoader yields; null for a script */
             batch_size: number | null;
+            /** @description rows of one optimizer step; null for a script */
             global_batch_size: number | null;
+            /** @description warm: forked from a process that has imported torch; cold: a new process */
             start: string;
+            /** @description whether virtual devices stand for GPUs */
             rehearsal: boolean;
+            /** @description none: a loopback of its own; host: that of the node; null: not known */
             network: string | null;
+            /** @description how far it is; null where that is not known */
             progress: components["schemas"]["Progress"] | null;
+            /** @description what it has returned: its last loss and metrics */
             result: Record<string, never> | null;
+            /** @description what went wrong, with its traceback where there is one; null: nothing */
             error: Record<string, never> | null;
-            spec: Record<string, never>;
+            /** @description the spec, with its defaults */
+            spec: components["schemas"]["JobSpec"];
+            /** @description how it was found: id, prefix, suffix, name or last */
             matched: string;
+            /** @description jobs of the same name before it, ten at most */
             others: components["schemas"]["JobReference"][];
         };
         /** Resources */
@@ -1823,7 +2644,9 @@ export interface components {
          * @description The attempt went on from a checkpoint: that of `step` steps, which `attempt` had saved.
          */
         Resumed: {
+            /** @description number of the step */
             step: number;
+            /** @description number of the attempt, from 1; 0 before the first */
             attempt: number;
         };
         /**
@@ -1831,10 +2654,15 @@ export interface components {
          * @description The samples of one series. `mean` is over time; `integral` is the value times hours: watt-hours of power, core-hours of CPU cores.
          */
         SampledSeries: {
+            /** @description the smallest */
             minimum: number;
+            /** @description for each sample its mean */
             mean: number;
+            /** @description the largest */
             maximum: number;
+            /** @description the newest value of each sample */
             latest: number;
+            /** @description for each sample the sum so far */
             integral: number;
         };
         /** Scheduler */
@@ -1844,7 +2672,10 @@ export interface components {
              * @description a built-in name (`GET /v1/recipes`), or `package.module:attribute` in the worker's environment
              */
             ref: string;
-            /** Args */
+            /**
+             * Args
+             * @description arguments, by name
+             */
             args?: {
                 [key: string]: unknown;
             };
@@ -1869,6 +2700,7 @@ export interface components {
         ScriptProgram: {
             /**
              * Kind
+             * @description a program of the user's own
              * @constant
              */
             kind: "script";
@@ -1894,7 +2726,10 @@ export interface components {
              * @default []
              */
             args?: string[];
-            /** Env */
+            /**
+             * Env
+             * @description environment variables, by name
+             */
             env?: {
                 [key: string]: string;
             };
@@ -1927,6 +2762,7 @@ export interface components {
         };
         /** SecretList */
         SecretList: {
+            /** @description secrets, without their values */
             secrets: components["schemas"]["SecretView"][];
         };
         /**
@@ -1934,7 +2770,10 @@ export interface components {
          * @description The value of a secret: text without NUL of at most 65,536 bytes in UTF-8. It is never shown again.
          */
         SecretRequest: {
-            /** Value */
+            /**
+             * Value
+             * @description text of at most 65,536 bytes
+             */
             value: string;
         };
         /**
@@ -1942,8 +2781,11 @@ export interface components {
          * @description A secret without its value, which only the ranks of jobs that name it get.
          */
         SecretView: {
+            /** @description name */
             name: string;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description when it was changed last */
             updated_at: string | null;
         };
         /**
@@ -1951,15 +2793,22 @@ export interface components {
          * @description One series of a metric. `device` is -1 for the job as a whole. `next` is the value for `after=`, with the same device and name.
          */
         SeriesView: {
+            /** @description number of the device; -1: the job as a whole */
             device: number;
+            /** @description name */
             name: string;
+            /** @description points */
             points: components["schemas"]["PointView"][];
+            /** @description adjacent points that were combined */
             buckets: components["schemas"]["BucketView"][];
+            /** @description value for `after` to go on */
             next: number;
+            /** @description number of the newest point */
             last: number;
         };
         /** ShareList */
         ShareList: {
+            /** @description shares of tenants */
             shares: components["schemas"]["ShareView"][];
         };
         /**
@@ -1967,7 +2816,10 @@ export interface components {
          * @description The weight of a tenant: one of weight 2 may use twice as much as one of weight 1 before that goes first.
          */
         ShareRequest: {
-            /** Weight */
+            /**
+             * Weight
+             * @description weight of the tenant: twice as much may use twice as much
+             */
             weight: number;
         };
         /**
@@ -1975,15 +2827,20 @@ export interface components {
          * @description The share of a tenant: one of twice the weight may use twice as much before others of its priority go first.
          */
         ShareView: {
+            /** @description name of the tenant */
             tenant: string;
+            /** @description weight of the tenant: twice as much may use twice as much */
             weight: number;
+            /** @description what it has used, by pool */
             pools: components["schemas"]["PoolShareView"][];
         };
         /** SideNotes */
         SideNotes: {
+            /** @description this one of the two */
             this: {
                 [key: string]: string;
             };
+            /** @description the other of the two */
             against: {
                 [key: string]: string;
             };
@@ -1993,7 +2850,12 @@ export interface components {
          * @description A code that a browser signs in with once, for the owner of the token that asked for it.
          */
         SignInCode: {
+            /** @description stable code */
             code: string;
+            /**
+             * Format: date-time
+             * @description when it ends by itself; null: never
+             */
             expires_at: string;
         };
         /**
@@ -2019,7 +2881,9 @@ export interface components {
          * @description How people can sign in. A token always works; `single_sign_on` is "" or the provider's name.
          */
         SignInWays: {
+            /** @description name of the identity provider; empty: there is none */
             single_sign_on: string;
+            /** @description whether `shardyard login` works */
             device: boolean;
         };
         /**
@@ -2027,11 +2891,21 @@ export interface components {
          * @description When a job may start, if others submit as they did lately: most likely between `earliest_at` and `latest_at`, and as likely before `expected_at` as after it. Where `past_runs` is 0, there is only `latest_at`, by the wall limits of what runs and waits before it.
          */
         StartView: {
+            /** @description hardly before */
             earliest_at: string | null;
+            /** @description as likely before as after */
             expected_at: string | null;
+            /** @description hardly later */
             latest_at: string | null;
+            /** @description runs that the estimate is from; 0: there is only latest_at */
             past_runs: number;
         };
+        /**
+         * StateReason
+         * @description Why a job is in its state, or why an attempt ended.
+         * @enum {string}
+         */
+        StateReason: "waiting_for_devices" | "no_live_node" | "waiting_for_nodes" | "unboxed" | "node_has_no_address" | "storage_low" | "backing_off" | "waiting_for_quota" | "waiting_for_time" | "suspended" | "service_stopped" | "drained" | "preempted" | "starting" | "running" | "cancelling" | "completed" | "cancelled_by_user" | "rank_failed" | "code_error" | "out_of_memory" | "resource_limit" | "wall_limit" | "stalled" | "rejected_by_worker" | "start_failed" | "storage_failed" | "supervisor_lost" | "lease_expired" | "node_lost" | "link_lost";
         /**
          * Straggler
          * @description Makes one device slow on purpose, to see how the report shows it.
@@ -2051,6 +2925,7 @@ export interface components {
             device?: number | null;
             /**
              * Where
+             * @description the part of each step in which it sleeps
              * @enum {string}
              */
             where: "input" | "forward" | "backward";
@@ -2065,16 +2940,26 @@ export interface components {
          * @description Milliseconds: the total of all steps, and quantiles of one measured step within 1 %. `measured_steps` says in how many steps the time was measured. Where that is not all of them, `total` is an estimate, and `error` half of its 95 % confidence interval. In reports of earlier versions both are `None`, and `total` is that of the measured steps alone: the two kinds cannot be compared.
          */
         Timing: {
+            /** @description milliseconds of all steps */
             total: number;
+            /** @description median of one step */
             p50: number;
+            /** @description 95th percentile of one step */
             p95: number;
-            /** @default null */
+            /**
+             * @description in how many steps it was measured
+             * @default null
+             */
             measured_steps?: number | null;
-            /** @default null */
+            /**
+             * @description half of the 95 % confidence interval of the total
+             * @default null
+             */
             error?: number | null;
         };
         /** TokenList */
         TokenList: {
+            /** @description tokens, without their secrets */
             tokens: components["schemas"]["TokenView"][];
         };
         /**
@@ -2082,12 +2967,19 @@ export interface components {
          * @description A token without its secret. `node` is the one that a token with the scope `node` is for.
          */
         TokenView: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
+            /** @description name of the tenant */
             tenant: string;
+            /** @description what it may do: read, submit, priority, admin, node */
             scopes: string[];
+            /** @description the node that a token with the scope node is for */
             node: string;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description when it ends by itself; null: never */
             expires_at: string | null;
         };
         /**
@@ -2095,8 +2987,11 @@ export interface components {
          * @description One number, time or word of both reports.
          */
         ValuePair: {
+            /** @description this one of the two */
             this: number | string | components["schemas"]["Timing"] | null;
+            /** @description the other of the two */
             against: number | string | components["schemas"]["Timing"] | null;
+            /** @description this one over the other; null where there is none */
             ratio: number | null;
         };
         /**
@@ -2106,31 +3001,37 @@ export interface components {
         WebhookChange: {
             /**
              * Url
+             * @description where deliveries go
              * @default null
              */
             url?: string | null;
             /**
              * Events
+             * @description kinds of events, or groups of them
              * @default null
              */
             events?: ("*" | "job.*" | "finding.*" | "quota.*" | "node.*" | "device.*" | "job.queued" | "job.starting" | "job.running" | "job.succeeded" | "job.failed" | "job.cancelled" | "finding.new" | "quota.reached" | "node.up" | "node.down" | "device.quarantined" | "device.released")[] | null;
             /**
              * Repo
+             * @description owner/name of the repository whose commits get statuses
              * @default null
              */
             repo?: string | null;
             /**
              * Token Secret
+             * @description name of the secret with the token for statuses of commits
              * @default null
              */
             token_secret?: string | null;
             /**
              * To
+             * @description mail addresses
              * @default null
              */
             to?: string[] | null;
             /**
              * Name
+             * @description name
              * @default null
              */
             name?: string | null;
@@ -2146,15 +3047,25 @@ export interface components {
          * @description The body of a delivery in the format `json`. `id` is that of the delivery: drop what comes twice. `missed` counts the events before this one that the service had no room for. What `data` has depends on the kind.
          */
         WebhookEvent: {
+            /** @description id of the delivery: drop what comes twice */
             id: string;
+            /** @description kind of the event */
             kind: string;
+            /**
+             * Format: date-time
+             * @description when it happened
+             */
             at: string;
+            /** @description id of the webhook */
             webhook: string;
+            /** @description events before that there was no room for */
             missed: number;
+            /** @description what the event is about; its fields depend on the kind */
             data: Record<string, never>;
         };
         /** WebhookList */
         WebhookList: {
+            /** @description webhooks, without their secrets */
             webhooks: components["schemas"]["WebhookView"][];
         };
         /**
@@ -2174,23 +3085,41 @@ export interface components {
          * @description A webhook without its secret. `url` is shown as far as it is no secret. `repo` and `token_secret` are those of the format `github`, `to` that of `email`. Until `former_until`, the secret before this one is used as well. `failing_since` is the first of the tries that have failed since one arrived, and `problem` what was wrong with the last.
          */
         WebhookView: {
+            /** @description id */
             id: string;
+            /** @description name */
             name: string;
+            /** @description address */
             url: string;
+            /** @description form of its deliveries */
             format: string;
+            /** @description kinds of events that it wants, or groups of them */
             events: string[];
+            /** @description owner/name of the repository whose commits get statuses */
             repo: string;
+            /** @description name of the secret with the token for statuses of commits */
             token_secret: string;
+            /** @description mail addresses */
             to: string[];
+            /** @description whether it gets events */
             active: boolean;
+            /** @description until then the secret before this one signs as well */
             former_until: string | null;
+            /** @description when it was made */
             created_at: string | null;
+            /** @description when it was changed last */
             updated_at: string | null;
+            /** @description when the last one arrived */
             delivered_at: string | null;
+            /** @description first of the tries that have failed since one arrived */
             failing_since: string | null;
+            /** @description what was wrong with the last try */
             problem: string;
+            /** @description deliveries that have not arrived yet */
             waiting: number;
+            /** @description deliveries that were given up */
             dead: number;
+            /** @description events before that there was no room for */
             missed: number;
         };
         /**
@@ -2198,11 +3127,17 @@ export interface components {
          * @description The run as it is over the run as it would be, had slow devices worked as their peers do, with equally many rows. `ratio` is that of the two times: 1.31 says that without the slowness of `device` the run would take 1/1.31 of its time. The parts add up to `ratio` - 1: the device got more `rows`, took longer to `compute` each, waited longer for its `input`; `other` is what no part explains, such as devices that are slow in turn.
          */
         WhatIf: {
+            /** @description the run as it is over the run without slow devices */
             ratio: number;
+            /** @description number of the device */
             device: number;
+            /** @description part of more rows */
             rows: number;
+            /** @description part of computing longer for each row */
             compute: number;
+            /** @description part of waiting longer for batches */
             input: number;
+            /** @description part that nothing explains */
             other: number;
         };
     };
