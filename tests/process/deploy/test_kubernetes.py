@@ -6,6 +6,7 @@ were made of their schemas, and must come out again as they went in, so no field
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from jobs.model.settings import Settings
+from shardyard.cli.service import worker_command
 from workers.node.worker_monitor import STOP_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -218,6 +220,16 @@ def test_variables_are_settings_and_files_hold_the_rest(tree: Path, overlay: str
     for document in documents:
         if document["kind"] == "Secret":
             assert {key for key in document["data"] if key.startswith("SHARDYARD_")} <= settings
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_workers_are_started_with_options_that_there_are(tree: Path, overlay: str) -> None:
+    known = {f"--{name.replace('_', '-')}" for name in inspect.signature(worker_command).parameters}
+    for _, spec, _ in pods(rendered(tree, overlay)):
+        program, *arguments = spec["containers"][0].get("args", ["", ""])
+        if arguments[:1] == ["worker"]:
+            assert program == "shardyard"
+            assert {word for word in arguments if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
