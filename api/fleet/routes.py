@@ -12,6 +12,7 @@ from api.jobs import plan_service
 from api.schemas import examples
 from jobs import store
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
+from jobs.model.settings import NODE_PATTERN
 from shardyard.contract.fleet import DeviceHistory, DeviceUseList, NodeList, NodeView, PoolList, PoolView
 
 ServiceDep = Annotated[FleetService, Depends(service_of(FleetService))]
@@ -20,7 +21,7 @@ router = APIRouter(tags=["fleet"])
 Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` shows it")]
 
 PoolName = Annotated[str, Path(max_length=MAX_POOL_LENGTH, pattern=POOL_PATTERN)]
-BlockId = Annotated[str, Path(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+BlockId = Annotated[str, Path(max_length=63, pattern=NODE_PATTERN)]
 DeviceId = Annotated[
     str, Path(alias="id", max_length=200, description="`name_in_fleet` of `GET /v1/nodes`, or the node and the label")
 ]

@@ -48,6 +48,7 @@ TENANT_PATTERN = pattern(
 )
 Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
 _DEVICE_CODE = pattern(r"^[!-~]+$", "printable characters, without spaces")
+_NONCE = pattern(r"^[0-9a-f]+$", "hexadecimal digits")
 _SECRET = pattern(r"^[^\x00]+$", "text without NUL")
 _WEBHOOK_NAME = pattern(f"^$|{SHOWN_PATTERN}", "text in one line, without control characters")
 
@@ -99,7 +100,7 @@ class ReachRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     port: int = Field(ge=1024, le=65_535)
-    nonce: str = Field(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$")
+    nonce: str = Field(min_length=16, max_length=64, pattern=_NONCE)
 
 
 class SignInRequest(BaseModel):

@@ -79,7 +79,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _complete(described: dict[str, Any], method: str, path: str) -> None:
     """Add what follows from an operation's method, path and parameters."""
-    described["operationId"] = OPERATION_IDS[method.upper(), path]
+    described["operationId"] = OPERATION_IDS.get((method.upper(), path), described["operationId"])
     for parameter in described.get("parameters", ()):
         parameter.setdefault("description", describe_field("parameters", parameter["name"]))
         if parameter["name"] in examples.PARAMETERS:
@@ -138,9 +138,22 @@ def _schemas() -> dict[str, Any]:
         answers[name]["properties"]["spec"] = {"$ref": _REFS.format(name="JobSpec")}
     found = schemas | answers | {words.__name__: _enum_of(words) for words in set(_WORDS.values())}
     for name, schema in found.items():
+        _complete_lists(schema)
         for field, described in schema.get("properties", {}).items():
             _describe_field(name, field, described)
     return dict(sorted(found.items()))
+
+
+def _complete_lists(schema: Any) -> None:
+    """Say of lists of anything that they are, which msgspec leaves out."""
+    if isinstance(schema, list):
+        for part in schema:
+            _complete_lists(part)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "array" and "prefixItems" not in schema:
+            schema.setdefault("items", {})
+        for part in schema.values():
+            _complete_lists(part)
 
 
 def _mark_times(answer: dict[str, Any], kind: type[msgspec.Struct] | None) -> None:

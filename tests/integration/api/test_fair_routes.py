@@ -31,6 +31,8 @@ _LONG = "x" * 6000
 #: What follows the path of a route that reads: as much as a query may have.
 QUERIES: Mapping[str, str] = {
     "GET /v1/jobs": f"?search={_LONG}&limit=200",
+    "GET /v1/jobs/table": f"?columns={','.join(f'spec.a{number}' for number in range(200))}&limit=200",
+    "GET /v1/devices/use": "?hours=24",
     "GET /v1/jobs/resolve": f"?ref={'x' * 200}",
     "GET /v1/jobs/{job}/logs": f"?search={_LONG}",
     "GET /v1/jobs/{job}/metrics": "?points=10000",
@@ -73,7 +75,10 @@ WITH_BODY = frozenset(
         "POST /v1/tokens",
         "PUT /v1/quotas/{tenant}",
         "POST /v1/sign-in",
+        "POST /v1/sign-in/code",
         "POST /v1/sign-in/device",
+        "POST /v1/node/join",
+        "POST /v1/node/join/reach",
         "POST /v1/sign-in/device/token",
     }
 )
@@ -95,7 +100,7 @@ PLAIN = frozenset(
         *("GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}", "GET /v1/tokens", "DELETE /v1/tokens/{token}"),
         *("GET /v1/quota", "GET /v1/quotas/{tenant}", "DELETE /v1/quotas/{tenant}", "GET /v1/me", "GET /healthz"),
         *("GET /readyz", "GET /v1/sign-in", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
-        *("GET /docs/problems", "GET /docs/problems/{code}"),
+        *("GET /v1/jobs/columns", "GET /docs/problems", "GET /docs/problems/{code}"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
         *("GET /compare", "GET /submit", "GET /sign-in", "GET /", "GET /jobs/{job}", "GET /devices/{device}"),
         *("GET /assets/{name}", "GET /v1/node/files/{path:path}", "DELETE /v1/node/files/{path:path}"),
