@@ -39,12 +39,12 @@ export function LogPane(props: Props) {
 
   /** One read at a time: what a scroll asks for while another is on its way is asked for by the next scroll. What was
    * asked for before somebody went elsewhere is not shown any more. */
-  const put = async (found: Promise<Lines>, after?: () => void) => {
+  const put = async (find: () => Promise<Lines>, after?: () => void) => {
     if (busy.current) return;
     busy.current = true;
     const visited = visits.current;
     try {
-      const lines = await found;
+      const lines = await find();
       if (visited !== visits.current) return;
       setHeld((known.current = lines));
       after?.();
@@ -61,7 +61,7 @@ export function LogPane(props: Props) {
     if (target.to === "end") {
       follows.current = true;
       setMarked(0);
-      return put(newest(source));
+      return put(() => newest(source));
     }
     if (target.device != null && target.device !== source.device) return;
     follows.current = false;
@@ -73,7 +73,10 @@ export function LogPane(props: Props) {
       if (!found?.lines[0]) return setWords(`no line of step ${count(target.number)} or later`);
       seq = found.lines[0].seq;
     }
-    await put(around(source, seq), () => setMarked(seq));
+    await put(
+      () => around(source, seq),
+      () => setMarked(seq),
+    );
   };
   useEffect(() => void visit(target), [target, source.id, source.attempt, source.device]);
   useEffect(
@@ -81,13 +84,16 @@ export function LogPane(props: Props) {
       feed.onLog((event) => {
         if (event.device !== source.device || event.attempt !== source.attempt || !known.current.atEnd) return;
         const more = grown(source, known.current, event.lines);
-        if (more == null) void put(newest(source, event.lines.at(-1)?.seq));
+        if (more == null) void put(() => newest(source, event.lines.at(-1)?.seq));
         else if (follows.current) setHeld((known.current = more));
         else setHeld((known.current = { ...known.current, atEnd: false }));
       }),
     [source.attempt, source.device],
   );
-  useEffect(() => feed.onResync(() => void (follows.current && put(newest(source)))), [source.attempt, source.device]);
+  useEffect(
+    () => feed.onResync(() => void (follows.current && put(() => newest(source)))),
+    [source.attempt, source.device],
+  );
 
   // The lines that are in sight stay where they are when others are put before them.
   const anchor = useRef<{ seq: number; top: number } | null>(null);
@@ -118,9 +124,15 @@ export function LogPane(props: Props) {
       anchor.current = shown && line ? { seq: line.seq, top: shown.getBoundingClientRect().top } : null;
     };
     if (node.scrollTop < NEAR && !held.atStart && (held.lines[0]?.seq ?? 1) > 1) {
-      void put(earlier(source, held), () => keep(held.lines[0]));
+      void put(
+        () => earlier(source, held),
+        () => keep(held.lines[0]),
+      );
     } else if (!held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - NEAR) {
-      void put(later(source, held), () => keep(held.lines.at(-1)));
+      void put(
+        () => later(source, held),
+        () => keep(held.lines.at(-1)),
+      );
     }
   };
 
