@@ -181,8 +181,6 @@ def _describe_field(kind: str, field: str, described: dict[str, Any]) -> None:
         described["allOf"] = [{"$ref": described.pop("$ref")}]
     if isinstance(described.get("default"), dict):  # generators cannot make it, and its fields have their own
         del described["default"]
-    if described.get("items") == {"type": "array"}:  # of anything, which generators want to be told
-        described["items"] = {"type": "array", "items": {}}
     description = describe_field(kind, field)
     if description is not None:
         described.setdefault("description", description)
