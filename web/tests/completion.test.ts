@@ -9,7 +9,10 @@ const GRAMMAR: Grammar = {
       type: "object",
       properties: {
         name: { type: "string", description: "for people" },
-        parallelism: { $ref: "#/components/schemas/Parallelism" },
+        parallelism: {
+          allOf: [{ $ref: "#/components/schemas/Parallelism" }],
+          description: "how devices work together",
+        },
         program: { oneOf: [{ $ref: "#/components/schemas/Recipe" }, { $ref: "#/components/schemas/Script" }] },
       },
     },

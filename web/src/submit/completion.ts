@@ -13,6 +13,7 @@ export interface Schema {
   items?: Schema;
   anyOf?: readonly Schema[];
   oneOf?: readonly Schema[];
+  allOf?: readonly Schema[];
 }
 
 export interface Recipe {
@@ -184,7 +185,9 @@ function resolved(grammar: Grammar, schema: Schema): Schema {
       ...grammar.schemas[name],
       ...(schema.description && { description: schema.description }),
     });
-  const forms = [...(schema.anyOf ?? []), ...(schema.oneOf ?? [])].map((form) => resolved(grammar, form));
+  const forms = [...(schema.anyOf ?? []), ...(schema.oneOf ?? []), ...(schema.allOf ?? [])].map((form) =>
+    resolved(grammar, form),
+  );
   if (!forms.length) return schema;
   const properties: Record<string, Schema> = {};
   for (const form of forms) {
