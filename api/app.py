@@ -70,6 +70,7 @@ from api.jobs.explain_service import ExplainService
 from api.jobs.resolve_service import ResolveService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
+from api.jobs.submit_limits import SubmitLimits
 from api.jobs.table_service import TableService
 from api.joins import routes as join_routes
 from api.joins.service import JoinService
@@ -334,9 +335,7 @@ def _build_services(
         storage,
         bundles,
         secrets,
-        disks,
-        memory,
-        settings.max_artifact_bytes,
+        SubmitLimits(disks, memory, settings.max_artifact_bytes),
         traces_are_on=traces_are_on,
     )
     return (

@@ -11,11 +11,9 @@ from api.http import deps, responses
 from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, JobId, WantsText, service_of
 from api.http.operation_docs import TEXT, describe, json_body
 from api.jobs import plan_service
+from api.jobs.job_choice import Archived, ChosenJobs, Search
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
 from api.schemas import examples
-from api.schemas.requests import parse_label
-from jobs.model.state import JobState
-from jobs.store import JobFilter
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Plan
 
 _job_service = service_of(JobService)
@@ -68,16 +66,12 @@ async def plan(
 async def list_jobs(
     who: Caller,
     jobs: ServiceDep,
-    state: JobState | None = None,
-    pool: Annotated[str, Query(max_length=63)] = "",
-    label: Annotated[str, Query(max_length=320, description="key=value")] = "",
-    name: Annotated[str, Query(max_length=200)] = "",
-    search: Annotated[str, Query(max_length=200, description="a part of the id, the name or a label")] = "",
-    archived: Annotated[bool, Query(description="list archived jobs instead of the others")] = False,
+    chosen: ChosenJobs,
+    search: Search = "",
+    archived: Archived = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str = "",
 ) -> Response:
-    chosen = JobFilter(state, pool, parse_label(label), name)
     return responses.json_response(await jobs.list_jobs(who, chosen, cursor, limit, archived=archived, search=search))
 
 

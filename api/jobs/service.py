@@ -15,11 +15,9 @@ from api.accounts.secrets_service import SecretService
 from api.bundles.service import BundleService
 from api.data import attempt_files
 from api.data.change_notifier import ChangeNotifier
-from api.data.disk_guard import DiskGuard
 from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
-from api.data.memory_guard import MemoryGuard
 from api.data.telemetry_reader import TelemetryReader
 from api.http import audit, cursors
 from api.http.auth import Principal
@@ -27,6 +25,7 @@ from api.http.responses import TaggedJson
 from api.http.tenant_slots import TenantSlots
 from api.jobs.listed_rows import EncodedJobList, ListedRows
 from api.jobs.status_poll import StatusCache
+from api.jobs.submit_limits import SubmitLimits
 from api.schemas import views
 from api.schemas.requests import parse_cancel, parse_spec, refuse_body
 from jobs import store
@@ -39,9 +38,7 @@ from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import (
-    FieldError,
     Forbidden,
-    InvalidSpec,
     JobFinished,
     JobNotFinished,
     NotFound,
@@ -85,13 +82,10 @@ class JobService:
         storage: AttemptStorage,
         bundles: BundleService,
         secrets: SecretService,
-        disks: DiskGuard,
-        memory: MemoryGuard,
-        max_artifact_bytes: int,
+        limits: SubmitLimits,
         *,
         traces_are_on: bool = False,
     ) -> None:
-        """`max_artifact_bytes` is the most that a job may ask for in `limits.artifact_bytes`."""
         self._store = control
         self._records = records
         self._telemetry = telemetry
@@ -100,9 +94,7 @@ class JobService:
         self._storage = storage
         self._bundles = bundles
         self._secrets = secrets
-        self._disks = disks
-        self._memory = memory
-        self._max_artifact_bytes = max_artifact_bytes
+        self._limits = limits
         self._traces_are_on = traces_are_on
         self._statuses = StatusCache()
         self._statuses_for_readers = StatusCache(shows_env=False)
@@ -155,9 +147,7 @@ class JobService:
         caller: TraceContext | None,
         parent: str = "",
     ) -> SubmittedJob:
-        self._disks.require_room()
-        await self._memory.require_room()
-        self._check_artifact_limit(wanted)
+        await self._limits.check(wanted)
         if wanted.priority > 0 and not who.may_rank_first:
             raise Forbidden("a priority above 0 needs a token with the scope 'priority'; submit with priority 0")
         await self._bundles.check_entrypoint(who, wanted)
@@ -185,13 +175,6 @@ class JobService:
             status = views.job_status(submitted.view, None, self._fleet.last_facts)
         failpoints.reach("submit.before_reply")
         return SubmittedJob(status, submitted.created)
-
-    def _check_artifact_limit(self, wanted: JobSpec) -> None:
-        """Raises InvalidSpec where a job asks for more room than the operator allows."""
-        asked, most = wanted.limits.artifact_bytes, self._max_artifact_bytes
-        if asked is not None and asked > most:
-            message = f"{asked:,} asked; this service keeps at most {most:,} bytes for a job"
-            raise InvalidSpec("the job wants too much kept", fields=(FieldError("limits.artifact_bytes", message),))
 
     async def read_status(self, who: Principal, job: str) -> JobStatus:
         """The status as it is. Raises NotFound, UnreadableSpec."""

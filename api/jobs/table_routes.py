@@ -7,10 +7,8 @@ from fastapi import APIRouter, Depends, Query, Response
 from api.http import responses
 from api.http.deps import Caller, service_of
 from api.http.operation_docs import describe
+from api.jobs.job_choice import Archived, ChosenJobs, Search
 from api.jobs.table_service import TableService
-from api.schemas.requests import parse_label
-from jobs.model.state import JobState
-from jobs.store import JobFilter
 from shardyard.contract.responses import JobColumnList, JobTable
 
 ServiceDep = Annotated[TableService, Depends(service_of(TableService))]
@@ -21,6 +19,7 @@ router = APIRouter(tags=["jobs"])
 async def read_table(
     who: Caller,
     tables: ServiceDep,
+    chosen: ChosenJobs,
     columns: Annotated[
         str,
         Query(
@@ -29,17 +28,12 @@ async def read_table(
             "spec.<path>; `GET /v1/jobs/columns` lists them",
         ),
     ] = "",
-    state: JobState | None = None,
-    pool: Annotated[str, Query(max_length=63)] = "",
-    label: Annotated[str, Query(max_length=320, description="key=value")] = "",
-    name: Annotated[str, Query(max_length=200)] = "",
-    search: Annotated[str, Query(max_length=200, description="a part of the id, the name or a label")] = "",
-    archived: Annotated[bool, Query(description="list archived jobs instead of the others")] = False,
+    search: Search = "",
+    archived: Archived = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 200,
     cursor: str = "",
 ) -> Response:
     """As the list of jobs, with values of the columns that are asked for. A spec of more than 32 KiB has none."""
-    chosen = JobFilter(state, pool, parse_label(label), name)
     found = await tables.read_table(who, chosen, columns, cursor, limit, archived=archived, search=search)
     return responses.json_response(found)
 

@@ -132,7 +132,7 @@ class Recipe(TrainingOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptSettings(JobOptions):
+class ScriptOptions(JobOptions):
     """How a script runs, and which of its files are sent and kept."""
 
     env: Mapping[str, str] | None = None
@@ -145,7 +145,7 @@ class ScriptSettings(JobOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script(ScriptSettings):
+class Script(ScriptOptions):
     """A program of your own: a file, whose directory is sent with it, or a directory in which `entrypoint` says what
     runs. `client.submit` packs and uploads it.
 

@@ -87,7 +87,6 @@ class Agent:
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
-        self._lock: int | None = None
 
     # -- life of the node ------------------------------------------------------------------------------
 
@@ -103,9 +102,10 @@ class Agent:
         access_of(self._config.settings).open(self._config.target)
         state_dir = self._config.state_dir
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(state_dir / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Open, and so locked, for as long as the process lives.
+        lock = os.open(state_dir / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             node = self._config.node_id
             raise NodeTaken(f"another worker on this host already serves node {node!r}") from error

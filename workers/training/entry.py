@@ -25,7 +25,7 @@ from workers.training.checkpoint import state
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA, collate_rows
 from workers.training.recipes.files import DataRoot
-from workers.training.recipes.models import MODELS, Recipe
+from workers.training.recipes.models import MODELS, BuiltInPart
 from workers.training.run_state import Loss, TrainingRun
 
 
@@ -173,7 +173,7 @@ def build_scheduler(component: Scheduler, optimizer: torch.optim.Optimizer) -> L
     return cast(LRScheduler, _call_factory("program.scheduler", component, lambda: made(optimizer, **component.args)))
 
 
-def _build_component(component: Component, field: str, recipes: dict[str, Recipe], *of_files: Any) -> Any:
+def _build_component(component: Component, field: str, recipes: dict[str, BuiltInPart], *of_files: Any) -> Any:
     """Build what `component` names; `of_files` are further arguments of recipes that read files."""
     if ":" in component.ref:
         attribute = _import_attribute(component.ref, f"{field}.ref")

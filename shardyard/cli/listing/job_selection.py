@@ -36,7 +36,7 @@ class JobQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundJobs:
+class JobSelection:
     """`next` is a cursor; `left_out` says why jobs may be missing."""
 
     rows: list[ListRow]
@@ -44,7 +44,7 @@ class FoundJobs:
     left_out: str = ""
 
 
-def find_jobs(client: "Client", query: JobQuery) -> FoundJobs:
+def find_jobs(client: "Client", query: JobQuery) -> JobSelection:
     """The jobs that match, newest first or as sorted, at most `limit`."""
     oldest = None if query.since is None else datetime.now(UTC) - timedelta(seconds=query.since)
     wanted = SORTED_JOBS if query.sort else query.limit
@@ -61,13 +61,13 @@ def find_jobs(client: "Client", query: JobQuery) -> FoundJobs:
     if query.sort:
         return _cut_sorted(sort_rows(found, query.sort), query.limit, has_more)
     cursor = cursors[0] if len(cursors) == 1 else None
-    return FoundJobs(found, cursor, "there are more: --limit" if has_more and cursor is None else "")
+    return JobSelection(found, cursor, "there are more: --limit" if has_more and cursor is None else "")
 
 
-def _cut_sorted(rows: list[ListRow], limit: int, has_more: bool) -> FoundJobs:
+def _cut_sorted(rows: list[ListRow], limit: int, has_more: bool) -> JobSelection:
     if has_more:
-        return FoundJobs(rows[:limit], None, f"sorted among the newest {SORTED_JOBS:,} jobs that match")
-    return FoundJobs(rows[:limit], None, f"{len(rows) - limit} more: --limit" if len(rows) > limit else "")
+        return JobSelection(rows[:limit], None, f"sorted among the newest {SORTED_JOBS:,} jobs that match")
+    return JobSelection(rows[:limit], None, f"{len(rows) - limit} more: --limit" if len(rows) > limit else "")
 
 
 def _read_pages(

@@ -4,7 +4,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +12,7 @@ import pytest
 from jobs import store
 from jobs.model.state import JobState, StateReason
 from jobs.store.provided_pools import read_demand
-from tests.faults.scene.machine import need
-from tests.faults.scene.slurm_service import BLOCK_SECONDS, POOL, SlurmService, slurm_service
+from tests.faults.scene.slurm_service import BLOCK_SECONDS, POOL, SlurmService
 from tests.integration.workers.service import TENANT, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -24,22 +23,6 @@ TRAINING: dict[str, Any] = {"steps": 400, "rows": 2, "seconds": 0.03, "checkpoin
 #: What an engine takes in good order, and what it takes by force.
 SENT_BACK = {StateReason.DRAINED, StateReason.SERVICE_STOPPED}
 LOST = {StateReason.NODE_LOST, StateReason.LINK_LOST, StateReason.SUPERVISOR_LOST}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmService]:
-    need("slurm")
-    with slurm_service(tmp_path_factory.mktemp("slurm"), HOSTS) as service:
-        yield service
-
-
-@pytest.fixture
-def slurm(shared: SlurmService) -> Iterator[SlurmService]:
-    yield shared
-    try:
-        shared.leaves_nothing()
-    finally:
-        shared.clear()
 
 
 @pytest.fixture(scope="module")

@@ -1,36 +1,18 @@
 """Jobs on nodes that a real Slurm gives, when a provider asks for them."""
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from jobs import store
 from jobs.model.state import JobState
 from jobs.store.provided_pools import read_demand
-from tests.faults.scene.machine import need
-from tests.faults.scene.slurm_service import BLOCK_SECONDS, POOL, SlurmService, slurm_service
+from tests.faults.scene.slurm_service import BLOCK_SECONDS, POOL, SlurmService
 from tests.integration.workers.service import TENANT, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 HOSTS = 2
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmService]:
-    need("slurm")
-    with slurm_service(tmp_path_factory.mktemp("slurm"), HOSTS) as service:
-        yield service
-
-
-@pytest.fixture
-def slurm(shared: SlurmService) -> Iterator[SlurmService]:
-    yield shared
-    try:
-        shared.leaves_nothing()
-    finally:
-        shared.clear()
 
 
 def test_a_provider_that_dies_after_sbatch_finds_its_block_whose_nodes_run_jobs_until_they_are_idle(

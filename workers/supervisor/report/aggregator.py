@@ -45,7 +45,7 @@ from shardyard.contract.report import DeviceMeasures, Finding, Pattern, Predicti
 from workers.supervisor.report import notes
 from workers.supervisor.report.hardware_state import HardwareState
 from workers.supervisor.report.leased_devices import LeasedDevice, name_cards
-from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes
+from workers.supervisor.report.notes import DeviceCooperation, NoteFacts, RankNotes
 from workers.supervisor.report.process_state import (
     ProcessState,
     ProcessTable,
@@ -88,7 +88,7 @@ class Aggregator(ABC):
         prediction: Prediction,
         joiner: StepJoiner[StepPart],
         counts: StepCounts,
-        use: DeviceUse,
+        use: DeviceCooperation,
     ) -> None:
         self._subject = subject
         self._prediction = prediction

@@ -37,7 +37,7 @@ MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
+class DeviceCooperation:
     """How the devices of an attempt work together."""
 
     scatters: bool  # DataParallel divides batches
@@ -73,7 +73,7 @@ class NoteFacts:
     seen: ScriptObservations | None  # of a script; None of a recipe
     prediction: Prediction
     on_prediction: str | None  # what is to be said of the prediction's check
-    use: DeviceUse
+    use: DeviceCooperation
     counts: StepCounts
     joiner: StepJoiner[Any]
     malformed: int  # records that did not fit together

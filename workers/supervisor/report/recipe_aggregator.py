@@ -12,7 +12,7 @@ from workers.supervisor.report.aggregator import Aggregator, ReportSubject
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
 from workers.supervisor.report.findings.norm_findings import find_failed_norms, norm_facts
 from workers.supervisor.report.leased_devices import LeasedDevice
-from workers.supervisor.report.notes import DeviceUse
+from workers.supervisor.report.notes import DeviceCooperation
 from workers.supervisor.report.patterns import PatternTable
 from workers.supervisor.report.step_counts import StepCounts, expand_part
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_epoch
@@ -24,7 +24,7 @@ class RecipeAggregator(Aggregator):
     ) -> None:
         how = spec.parallelism
         subject = ReportSubject(job_id, attempt, spec, tuple(sorted(lease, key=lambda device: device.logical)))
-        use = DeviceUse(
+        use = DeviceCooperation(
             scatters=how.strategy == "dp",
             gathers_on=how.output_device,
             placed=how.strategy == "single" and len(lease) > 1,

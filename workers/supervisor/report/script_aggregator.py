@@ -30,7 +30,7 @@ from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, ReportSubject
 from workers.supervisor.report.findings.script_lint import find_problems
 from workers.supervisor.report.leased_devices import LeasedDevice
-from workers.supervisor.report.notes import DeviceUse
+from workers.supervisor.report.notes import DeviceCooperation
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.process_state import SHARDING, ProcessState
 from workers.supervisor.report.script_observations import ScriptObservations
@@ -76,7 +76,7 @@ class ScriptAggregator(Aggregator):
         self, job_id: str, attempt: int, spec: JobSpec, lease: Sequence[LeasedDevice], prediction: Prediction
     ) -> None:
         subject = ReportSubject(job_id, attempt, spec, tuple(sorted(lease, key=lambda device: device.logical)))
-        use = DeviceUse(
+        use = DeviceCooperation(
             scatters=False,
             gathers_on=spec.parallelism.output_device,
             placed=False,

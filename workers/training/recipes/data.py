@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from workers.runtime.context import RejectedByWorker
 from workers.training.recipes import cifar10 as cifar10_files
 from workers.training.recipes.files import DataRoot
-from workers.training.recipes.models import Recipe, RecipeArgs, Width
+from workers.training.recipes.models import BuiltInPart, RecipeArgs, Width
 
 TEST_ROWS = 360
 TRAIN_ROWS = 1437
@@ -200,19 +200,19 @@ def _as_numbers(tensor: torch.Tensor, field: str) -> torch.Tensor:
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
-DATA: dict[str, Recipe] = {
-    "random_vectors": Recipe("Random vectors with labels that can be learned.", RandomVectorsArgs, random_vectors),
-    "random_sequences": Recipe(
+DATA: dict[str, BuiltInPart] = {
+    "random_vectors": BuiltInPart("Random vectors with labels that can be learned.", RandomVectorsArgs, random_vectors),
+    "random_sequences": BuiltInPart(
         "Random sequences with a target at each position; they may be split along dimension 1.",
         RandomSequencesArgs,
         random_sequences,
     ),
-    "cifar10": Recipe(
+    "cifar10": BuiltInPart(
         "CIFAR-10 images in a directory, in the binary or the Python format.", Cifar10Args, cifar10, reads_files=True
     ),
-    "npz": Recipe("Arrays of a NumPy archive (.npz).", ArraysArgs, npz, reads_files=True),
-    "safetensors": Recipe("Tensors of a safetensors file.", ArraysArgs, safetensors, reads_files=True),
-    "digits": Recipe("The 8x8 handwritten digits that come with scikit-learn.", DigitsArgs, digits),
+    "npz": BuiltInPart("Arrays of a NumPy archive (.npz).", ArraysArgs, npz, reads_files=True),
+    "safetensors": BuiltInPart("Tensors of a safetensors file.", ArraysArgs, safetensors, reads_files=True),
+    "digits": BuiltInPart("The 8x8 handwritten digits that come with scikit-learn.", DigitsArgs, digits),
 }
 
 #: How to know the number of rows from the arguments, for those who have no torch. That of a file only the file tells.

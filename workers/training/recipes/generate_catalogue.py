@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from jobs import model
 from workers.training.recipes.data import DATA, ROWS
-from workers.training.recipes.models import MODELS, Recipe
+from workers.training.recipes.models import MODELS, BuiltInPart
 from workers.training.recipes.optim import LOSSES, OPTIMIZERS, SCHEDULERS
 
 Schema = dict[str, Any]
@@ -70,7 +70,7 @@ def catalogue_text() -> str:
     return json.dumps(build_catalogue(), indent=1, sort_keys=True) + "\n"
 
 
-def _of_recipe(recipe: Recipe) -> Schema:
+def _of_recipe(recipe: BuiltInPart) -> Schema:
     schema = _without_titles(recipe.args.model_json_schema())
     return {"summary": recipe.summary, "args": {"$schema": DIALECT, **schema}}
 

@@ -17,7 +17,7 @@ class RecipeArgs(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BuiltInPart:
     """A built-in: what it is in one line, the arguments it takes, and the function that makes it.
 
     One that `reads_files` is given the operator's data directory and the spec's field beside its arguments.
@@ -163,17 +163,17 @@ def embedding_rnn(args: EmbeddingRnnArgs) -> nn.Module:
     return EmbeddingRnn(args.words, args.width, args.out_features)
 
 
-MODELS: dict[str, Recipe] = {
-    "linear": Recipe("One linear layer.", LinearArgs, linear),
-    "mlp": Recipe("Linear layers with ReLU and dropout; flattens its input.", MlpArgs, mlp),
-    "digits_cnn": Recipe("Two convolutions and a linear head for 8x8 images.", DigitsCnnArgs, digits_cnn),
-    "cifar10_cnn": Recipe(
+MODELS: dict[str, BuiltInPart] = {
+    "linear": BuiltInPart("One linear layer.", LinearArgs, linear),
+    "mlp": BuiltInPart("Linear layers with ReLU and dropout; flattens its input.", MlpArgs, mlp),
+    "digits_cnn": BuiltInPart("Two convolutions and a linear head for 8x8 images.", DigitsCnnArgs, digits_cnn),
+    "cifar10_cnn": BuiltInPart(
         "Two convolutions and three linear layers for 32x32 colour images.", Cifar10CnnArgs, cifar10_cnn
     ),
-    "two_block": Recipe(
+    "two_block": BuiltInPart(
         "Linear blocks of which `block2` may be wrapped alone (parallelism.module).", BlocksArgs, two_block
     ),
-    "embedding_rnn": Recipe(
+    "embedding_rnn": BuiltInPart(
         "`embedding` and `rnn`, for parallelism.placement on two devices.", EmbeddingRnnArgs, embedding_rnn
     ),
 }
