@@ -51,6 +51,7 @@ def _parameter_names(route: APIRoute) -> tuple[str, ...]:
 
 
 def _names_of(dependant: Dependant) -> Iterator[str]:
-    yield from (field.alias for field in dependant.query_params)
+    """What a route is asked for by comes before how much of it, which the route itself takes."""
     for dependency in dependant.dependencies:
         yield from _names_of(dependency)
+    yield from (field.alias for field in dependant.query_params)

@@ -102,7 +102,8 @@ class SentinelGroup:
         """Let no replica read from the primary, which is alive."""
         with self.servers[self.primary()].client() as client:
             client.execute_command("ACL", "SETUSER", "replica", "off")
-            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+            client.execute_command("CLIENT", "KILL", "USER", "replica")  # also those that only begin to be replicas
+            _eventually(lambda: client.info("replication")["connected_slaves"] == 0, "no replica", self.explain)
 
     def join_replicas(self) -> None:
         with self.servers[self.primary()].client() as client:

@@ -115,9 +115,10 @@ export function LogPane(props: Props) {
   }, [marked, search]);
 
   const scrolled = () => {
-    const node = list.current!;
-    // While other lines than the drawn ones are held, a place in the list says nothing about them.
-    if (search || busy.current || known.current !== held) return;
+    const node = list.current;
+    // An event of a scroll may come when the list is gone. While other lines than the drawn ones are held, a place in the
+    // list says nothing about them.
+    if (!node || search || busy.current || known.current !== held) return;
     follows.current = held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - AT_END;
     const keep = (line: LogLine | undefined) => {
       const shown = line && node.querySelector(`[data-seq="${line.seq}"]`);

@@ -52,7 +52,8 @@ export function MergedLog(props: {
     if (node && follows.current && !filtered) node.scrollTop = node.scrollHeight;
   }, [lines, filtered]);
   const scrolled = () => {
-    const node = list.current!;
+    const node = list.current;
+    if (!node) return; // the event came when the list was gone
     follows.current = node.scrollTop + node.clientHeight > node.scrollHeight - AT_END;
   };
   const words = filtered

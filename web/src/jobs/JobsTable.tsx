@@ -56,7 +56,8 @@ export function JobsTable(props: Props) {
       );
   const drawn = [columns[0]!, ...rest.slice(left, right)];
   const measure = () => {
-    const node = frame.current!;
+    const node = frame.current;
+    if (!node) return; // the event came when the table was gone
     const now = { top: node.scrollTop, left: node.scrollLeft, width: node.clientWidth, height: node.clientHeight };
     setView((before) => (same(before, now) ? before : now));
     props.scrolled(node.scrollTop < height);
