@@ -52,6 +52,7 @@ from api.http.audit_middleware import AuditMiddleware
 from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Authenticator, load_operator_token
 from api.http.conventions.compression import CompressionMiddleware
+from api.http.conventions.etags import TagMiddleware
 from api.http.conventions.methods import HeadMiddleware, routes_of
 from api.http.deps import NODE_FILES, authenticate
 from api.http.middleware import (
@@ -184,7 +185,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install_handlers(app)
     storage = open_storage(settings)
     audit_log = AuditLog(storage.audit)
-    framework = HeadMiddleware(CompressionMiddleware(app.build_middleware_stack()))
+    framework = HeadMiddleware(CompressionMiddleware(TagMiddleware(app.build_middleware_stack())))
     polls = StatusPollMiddleware(framework, *job_routes.find_status_route())
     within = AuditMiddleware(polls, audit_log, RepeatGuard())
     app.state.storage = storage

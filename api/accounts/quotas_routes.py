@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 
 from api.accounts.quotas_service import QuotaService
 from api.http import responses
-from api.http.deps import Admin, Body, Caller, service_of
+from api.http.deps import Admin, Body, Caller, IfMatchHeader, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
 from api.schemas.requests import TENANT_PATTERN
@@ -32,10 +32,17 @@ async def read_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, token: Toke
 
 
 @router.put(
-    "/v1/quotas/{tenant}", **describe("Set a quota", QuotaView, body=json_body("QuotaRequest", examples.QUOTAS))
+    "/v1/quotas/{tenant}",
+    **describe(
+        "Set a quota", QuotaView, refuses=("precondition_failed",), body=json_body("QuotaRequest", examples.QUOTAS)
+    ),
 )
-async def set_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, body: Body, token: TokenId = "") -> Response:
+async def set_quota(
+    who: Admin, quotas: ServiceDep, tenant: Tenant, body: Body, token: TokenId = "", tags: IfMatchHeader = None
+) -> Response:
     """What the body leaves out is not limited. Jobs that run go on, even where they are more than may run now."""
+    if tags is not None:
+        responses.require_match(tags, await quotas.read_quota(who, tenant, token))
     return responses.json_response(await quotas.set_quota(who, tenant, token, body))
 
 

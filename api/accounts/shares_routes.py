@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from api.accounts.shares_service import ShareService
 from api.http import responses
-from api.http.deps import Admin, Body, Caller, service_of
+from api.http.deps import Admin, Body, Caller, IfMatchHeader, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
 from api.schemas.requests import TENANT_PATTERN
@@ -31,9 +31,16 @@ async def get(who: Caller, shares: ServiceDep, tenant: TenantName) -> Response:
 
 @router.put(
     "/v1/shares/{tenant}",
-    **describe("Set the weight of a tenant", ShareView, body=json_body("ShareRequest", examples.SHARES)),
+    **describe(
+        "Set the weight of a tenant",
+        ShareView,
+        refuses=("precondition_failed",),
+        body=json_body("ShareRequest", examples.SHARES),
+    ),
 )
-async def put(who: Admin, shares: ServiceDep, tenant: TenantName, body: Body) -> Response:
+async def put(who: Admin, shares: ServiceDep, tenant: TenantName, body: Body, tags: IfMatchHeader = None) -> Response:
     """It counts for what starts from now on. A tenant without one has the weight 1, and may be one that is not there
     yet."""
+    if tags is not None:
+        responses.require_match(tags, await shares.read_share(who, tenant))
     return responses.json_response(await shares.set_share(who, tenant, body))

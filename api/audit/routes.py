@@ -40,8 +40,8 @@ async def read_audit(
         Literal["json", "jsonl", ""], Query(alias="format", description="in place of an Accept header")
     ] = "",
 ) -> Response:
-    """Who did what: changes, downloads, sign-ins, refused tokens and scopes. As JSON lines, the header `Link` has the
-    address of the next page."""
+    """Who did what: changes, downloads, sign-ins, refused tokens and scopes. The header `Link` has the address of the
+    next page."""
     query = AuditQuery(
         tenant=tenant,
         token=token,
@@ -55,12 +55,12 @@ async def read_audit(
     accept = request.headers.get("accept", "")
     media = choose_media_type(accept, (JSON, JSON_LINES)) if not as_format else JSON
     page = await entries.read_page(who, query)
-    if media == JSON and as_format != "jsonl":
-        return Response(page.as_json(), media_type=JSON)
     headers = {}
     if page.next is not None:
         following = request.url.include_query_params(cursor=page.next)
         headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    if media == JSON and as_format != "jsonl":
+        return Response(page.as_json(), 200, headers, JSON)
     return Response(page.as_lines(), 200, headers, JSON_LINES)
 
 

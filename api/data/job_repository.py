@@ -40,13 +40,23 @@ class JobRepository:
             return found.attempts
 
     async def read_page(
-        self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, max_queues: int
+        self,
+        tenant: str,
+        chosen: JobFilter,
+        *,
+        after: str,
+        limit: int,
+        archived: bool,
+        max_queues: int,
+        oldest_first: bool = False,
     ) -> JobRowPage:
-        """A page of the jobs in Redis or of archived ones, newest first. `max_queues` as for `store.list_jobs`."""
+        """A page of the jobs in Redis, or of archived ones, which are always newest first. `max_queues` and
+        `oldest_first` as for `store.list_jobs`."""
         if not archived:
-            return await self._store.run(
-                store.list_jobs(tenant, chosen, after=after, limit=limit, max_queues=max_queues)
+            call = store.list_jobs(
+                tenant, chosen, after=after, limit=limit, max_queues=max_queues, oldest_first=oldest_first
             )
+            return await self._store.run(call)
         storage = self._storage
         read = partial(archive.read_page, storage.root, tenant, chosen, after=after, limit=limit, files=storage.files)
         return await storage.fetch_in_thread(read)

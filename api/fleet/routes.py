@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from api.fleet.service import FleetService
 from api.http import responses
@@ -71,10 +71,16 @@ async def device_uses(
     **describe("Get the history of a device", DeviceHistory, refuses=("malformed_cursor",)),
 )
 async def device_history(
-    who: Caller, fleet: ServiceDep, device: DeviceId, cursor: str = "", limit: HistoryLimit = store.MAX_HISTORY_LINES
+    request: Request,
+    who: Caller,
+    fleet: ServiceDep,
+    device: DeviceId,
+    cursor: str = "",
+    limit: HistoryLimit = store.MAX_HISTORY_LINES,
 ) -> Response:
     """What its attempts have left, the newest first. The history outlives the jobs."""
-    return responses.json_response(await fleet.read_device_history(who, device, cursor, limit))
+    page = await fleet.read_device_history(who, device, cursor, limit)
+    return responses.page_response(request, page, page.next)
 
 
 @router.post(

@@ -14,6 +14,7 @@ from api.http.conventions.query_names import refuse_unknown_parameters
 from api.http.middleware import RATE_LIMIT_FIELDS
 from api.http.rate_limits import RateLimiter
 from api.http.request_turns import RequestTurns
+from api.http.responses import versions_of
 from api.http.tenant_slots import current_tenant
 from jobs.files.log_file import STREAMS
 from jobs.model.trace_context import TraceContext, parse_traceparent
@@ -188,6 +189,18 @@ async def idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", ma
     return key
 
 
+IfMatchHeader = Annotated[
+    str | None,
+    Header(
+        alias="If-Match", max_length=1000, description="ETag of what is to be changed: 412 if it has another by now"
+    ),
+]
+
+
+async def _versions(tags: IfMatchHeader = None) -> frozenset[int] | None:
+    return None if tags is None or tags.strip() == "*" else versions_of(tags)
+
+
 async def trace_context(request: Request) -> TraceContext | None:
     """The span that a request belongs to, by its header `traceparent`. One that is not valid, or not the only one, is
     ignored."""
@@ -210,6 +223,8 @@ JobId = Annotated[str, Depends(job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]
 Body = Annotated[bytes, Depends(body)]
+#: Those that a job may have which is to be changed; None: any.
+Versions = Annotated[frozenset[int] | None, Depends(_versions)]
 IdempotencyKey = Annotated[str, Depends(idempotency_key)]
 CallersTrace = Annotated[TraceContext | None, Depends(trace_context)]
 WantsText = Annotated[bool, Depends(wants_text)]

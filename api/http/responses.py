@@ -8,8 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from starlette.datastructures import URL
 
+from api.http.conventions.etags import require_tag
 from api.http.request_turns import end_turn
+from shardyard.contract.responses import Answer
 
 T = TypeVar("T")
 
@@ -31,6 +34,20 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def encode_json(value: Any) -> bytes:
     return msgspec.json.encode(value)
+
+
+def page_response(request: Request, page: Answer, following: str | None) -> Response:
+    """A page of a list that has `links`, with the address of the next one there and in the header `Link`."""
+    links = {"self": _address_of(request.url)}
+    headers = {}
+    if following is not None:
+        links["next"] = _address_of(request.url.include_query_params(cursor=following))
+        headers["Link"] = f'<{links["next"]}>; rel="next"'
+    return json_response(msgspec.structs.replace(page, links=links), headers=headers)
+
+
+def _address_of(url: URL) -> str:
+    return f"{url.path}?{url.query}" if url.query else url.path
 
 
 def text_response(value: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -55,13 +72,27 @@ def conditional_response(request: Request, found: TaggedJson) -> Response:
 def known_versions(request: Request) -> frozenset[int] | None:
     """Versions in the tags that the client has; None when it has not said that it has any."""
     header = request.headers.get("if-none-match")
-    return None if header is None else frozenset(int(number) for number in _VERSION.findall(header))
+    return None if header is None else versions_of(header)
+
+
+def versions_of(tags: str) -> frozenset[int]:
+    """Versions in tags of `TaggedJson`."""
+    return frozenset(int(number) for number in _VERSION.findall(tags))
 
 
 def matches_tag(request: Request, tag: str) -> bool:
     """Whether the client says that it has what `tag` stands for."""
     given = request.headers.get("if-none-match")
     return given is not None and tag in {part.strip() for part in given.split(",")}
+
+
+def require_match(tags: str, current: Answer) -> None:
+    """For a change of what GET shows as `current`.
+
+    Raises:
+        PreconditionFailed: it has none of the tags of an If-Match header any more.
+    """
+    require_tag(tags, msgspec.json.encode(current))
 
 
 async def wait_while_connected(request: Request, answer: Awaitable[T]) -> T | None:

@@ -21,6 +21,9 @@ class EncodedJobList(Answer, frozen=True):
 
     jobs: list[msgspec.Raw]
     next: str | None = None
+    total: int | None = None
+    total_is_exact: bool = True
+    links: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ListedRows:

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from api.http import deps, responses
-from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, JobId, WantsText, service_of
+from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, JobId, Versions, WantsText, service_of
 from api.http.operation_docs import TEXT, describe, json_body
 from api.jobs import plan_service
 from api.jobs.job_choice import Archived, ChosenJobs, Search
+from api.jobs.list_order import NEWEST, Order
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
 from api.schemas import examples
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Plan
@@ -25,6 +26,8 @@ _REFUSED = (
     *("unknown_bundle", "unknown_secret", "unknown_pool", "too_large_for_pool"),
     *("idempotency_conflict", "storage_low", "store_full", "over_quota", "quota_exceeded"),
 )
+#: Of changes that a job may be past.
+_UNCHANGED = ("job_finished", "unreadable_spec", "precondition_failed")
 
 
 @router.post(
@@ -62,17 +65,26 @@ async def plan(
     return responses.json_response(await jobs.compute(partial(plan_service.plan_job, body, other)))
 
 
-@router.get("/v1/jobs", **describe("List jobs", JobList, refuses=("malformed_cursor",)))
+@router.get("/v1/jobs", **describe("List jobs", JobList, without_body=(304,), refuses=("malformed_cursor",)))
 async def list_jobs(
+    request: Request,
     who: Caller,
     jobs: ServiceDep,
     chosen: ChosenJobs,
     search: Search = "",
     archived: Archived = False,
+    sort: Annotated[
+        Order,
+        Query(
+            description="by what, - for the largest first. By the time at which they were made, lists have no end; by "
+            "anything else the newest 1,000 jobs that match are sorted, and those without the value come last"
+        ),
+    ] = NEWEST,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str = "",
 ) -> Response:
-    return responses.json_response(await jobs.list_jobs(who, chosen, cursor, limit, archived=archived, search=search))
+    page = await jobs.list_jobs(who, chosen, cursor, limit, archived=archived, search=search, order=sort)
+    return responses.page_response(request, page, page.next)
 
 
 @router.post(
@@ -130,36 +142,45 @@ async def resubmit(
 @router.post(
     "/v1/jobs/{job}/cancel",
     status_code=202,
-    **describe("Cancel a job", JobStatus, statuses=(202,), refuses=("job_finished", "unreadable_spec")),
+    **describe("Cancel a job", JobStatus, statuses=(202,), refuses=_UNCHANGED),
 )
-async def cancel(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
-    return responses.json_response(await jobs.cancel(who, job), 202)
+async def cancel(who: Caller, jobs: ServiceDep, job: JobId, versions: Versions) -> Response:
+    return responses.json_response(await jobs.cancel(who, job, versions), 202)
 
 
 @router.post(
     "/v1/jobs/{job}/suspend",
     status_code=202,
-    **describe("Suspend a job", JobStatus, statuses=(202,), refuses=("job_finished", "unreadable_spec")),
+    **describe("Suspend a job", JobStatus, statuses=(202,), refuses=_UNCHANGED),
 )
-async def suspend(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
+async def suspend(who: Caller, jobs: ServiceDep, job: JobId, versions: Versions) -> Response:
     """A queued job leaves the queue and keeps its place; a running one saves a checkpoint, if it saves any, and leaves
     its devices. It costs no retry."""
-    return responses.json_response(await jobs.suspend(who, job), 202)
+    return responses.json_response(await jobs.suspend(who, job, versions), 202)
 
 
 @router.post(
     "/v1/jobs/{job}/resume",
     status_code=202,
-    **describe("Resume a suspended job", JobStatus, statuses=(202,), refuses=("job_finished", "unreadable_spec")),
+    **describe(
+        "Resume a suspended job",
+        JobStatus,
+        statuses=(202,),
+        refuses=_UNCHANGED,
+    ),
 )
-async def resume(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
+async def resume(who: Caller, jobs: ServiceDep, job: JobId, versions: Versions) -> Response:
     """It is back at its place in the queue. A job that is not suspended stays as it is."""
-    return responses.json_response(await jobs.resume(who, job), 202)
+    return responses.json_response(await jobs.resume(who, job, versions), 202)
 
 
-@router.delete("/v1/jobs/{job}", status_code=204, **describe("Delete a finished job", refuses=("job_not_finished",)))
-async def delete(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
-    await jobs.delete(who, job)
+@router.delete(
+    "/v1/jobs/{job}",
+    status_code=204,
+    **describe("Delete a finished job", refuses=("job_not_finished", "precondition_failed")),
+)
+async def delete(who: Caller, jobs: ServiceDep, job: JobId, versions: Versions) -> Response:
+    await jobs.delete(who, job, versions)
     return Response(status_code=204)
 
 

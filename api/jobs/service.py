@@ -3,11 +3,12 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import structlog
 import uuid_utils
 
@@ -23,6 +24,7 @@ from api.http import audit, cursors
 from api.http.auth import Principal
 from api.http.responses import TaggedJson
 from api.http.tenant_slots import TenantSlots
+from api.jobs.list_order import NEWEST, OLDEST, Order, read_sorted
 from api.jobs.listed_rows import EncodedJobList, ListedRows
 from api.jobs.status_poll import StatusCache
 from api.jobs.submit_limits import SubmitLimits
@@ -38,10 +40,13 @@ from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import (
+    FieldError,
     Forbidden,
+    InvalidRequest,
     JobFinished,
     JobNotFinished,
     NotFound,
+    PreconditionFailed,
     TooManyReads,
     Unavailable,
     UnreadableSpec,
@@ -214,26 +219,63 @@ class JobService:
         return await self._telemetry.read_progress(record.tenant, record.id, record.attempt)
 
     async def list_jobs(
-        self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False, search: str = ""
+        self,
+        who: Principal,
+        chosen: JobFilter,
+        cursor: str,
+        limit: int,
+        *,
+        archived: bool = False,
+        search: str = "",
+        order: Order = NEWEST,
     ) -> EncodedJobList:
-        """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the previous page,
-        or empty. `search` is for jobs that have it in their id, their name or a label.
+        """A page of the jobs in Redis or of archived ones; `cursor` is the `next` of the previous page, or empty.
+        `search` is for jobs that have it in their id, their name or a label.
 
         Raises:
-            MalformedCursor: the cursor is not one of ours.
+            MalformedCursor: the cursor is not one of ours, or of another order.
+            InvalidRequest: archived jobs have no other order than the newest first.
         """
+        if archived and order != NEWEST:
+            message = "archived jobs come newest first; leave it out"
+            raise InvalidRequest("archived jobs have one order", fields=(FieldError("sort", message),))
+        read = partial(
+            self._records.read_page,
+            who.tenant,
+            chosen,
+            archived=archived,
+            max_queues=0 if search or order not in (NEWEST, OLDEST) else MAX_QUEUE_POSITIONS,
+            oldest_first=order == OLDEST,
+        )
+        if search:
+            read = partial(_search_jobs, read, search.casefold())
+        if order not in (NEWEST, OLDEST):
+            offset = cursors.decode_position(cursor) if cursor else 0
+            ordered = await read_sorted(read, order, offset, limit)
+            end = offset + len(ordered.jobs)
+            following = cursors.encode_position(end) if ordered.jobs and end < ordered.sorted_jobs else None
+            rows = await self._encode_rows(who, ordered.jobs, None)
+            return EncodedJobList(rows, following, ordered.sorted_jobs, total_is_exact=ordered.is_all)
         after = cursors.decode_job(cursor) if cursor else ""
-        max_queues = 0 if search else MAX_QUEUE_POSITIONS
-        read = partial(self._records.read_page, who.tenant, chosen, archived=archived, max_queues=max_queues)
-        page = await (_search_jobs(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
-        fleet = await self._fleet.read_facts()
+        page = await read(after=after, limit=limit)
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
-        live = [job for job in page.jobs if job.state not in TERMINAL]
-        queues = await self._read_queues(who, live) if search else page.queues
-        progress = await self._read_progress_by_job(who, live)
+        rows = await self._encode_rows(who, page.jobs, None if search else page.queues)
+        if not (search or archived):
+            count = await self._store.run(store.count_matching(who.tenant, chosen))
+            return EncodedJobList(rows, following, count.number, total_is_exact=count.exact)
+        total = None if cursor else len(rows)
+        return EncodedJobList(rows, following, total, total_is_exact=following is None)
+
+    async def _encode_rows(
+        self, who: Principal, jobs: Sequence[JobRow], queues: Mapping[str, QueueView] | None
+    ) -> list[msgspec.Raw]:
+        """`queues` are those of the first jobs that wait; None: they are not known yet."""
+        live = [job for job in jobs if job.state not in TERMINAL]
+        if queues is None:
+            queues = await self._read_queues(who, live)
+        progress, fleet = await self._read_progress_by_job(who, live), await self._fleet.read_facts()
         encode = self._rows.encode_row
-        rows = [encode(job, queues.get(job.id), progress.get(job.id), fleet) for job in page.jobs]
-        return EncodedJobList(rows, following)
+        return [encode(job, queues.get(job.id), progress.get(job.id), fleet) for job in jobs]
 
     async def _read_queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""
@@ -252,29 +294,32 @@ class JobService:
         found = await self._telemetry.read_many_progress([(who.tenant, job.id, job.attempt) for job in running])
         return {job.id: progress for job, progress in zip(running, found, strict=True)}
 
-    async def cancel(self, who: Principal, job: str) -> JobStatus:
-        """Raises JobFinished."""
+    # `versions` of changes: those that the job may have, as the client has seen it; None: any.
+
+    async def cancel(self, who: Principal, job: str, versions: Collection[int] | None = None) -> JobStatus:
+        """Raises JobFinished, PreconditionFailed."""
         try:
-            outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
+            outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job, versions))
         except NotFound:
             found = await self._records.read_archived(who.tenant, job)
             if found is None:
                 raise
+            _require_version(found.record, versions)
             if found.record.state is not JobState.CANCELLED:
                 raise JobFinished(f"job {job} has ended, and is archived; there is nothing to cancel") from None
             outcome = "cancelled"
         audit.log_audit_event(who, "job_cancelled", job=job, outcome=outcome)
         return await self.read_status(who, job)
 
-    async def suspend(self, who: Principal, job: str) -> JobStatus:
-        """Raises NotFound, JobFinished."""
-        await self._run_unless_archived(who, job, store.suspend(who.tenant, job))
+    async def suspend(self, who: Principal, job: str, versions: Collection[int] | None = None) -> JobStatus:
+        """Raises NotFound, JobFinished, PreconditionFailed."""
+        await self._run_unless_archived(who, job, store.suspend(who.tenant, job, versions))
         audit.log_audit_event(who, "job_suspended", job=job)
         return await self.read_status(who, job)
 
-    async def resume(self, who: Principal, job: str) -> JobStatus:
-        """Raises NotFound, JobFinished."""
-        await self._run_unless_archived(who, job, store.resume(who.tenant, job))
+    async def resume(self, who: Principal, job: str, versions: Collection[int] | None = None) -> JobStatus:
+        """Raises NotFound, JobFinished, PreconditionFailed."""
+        await self._run_unless_archived(who, job, store.resume(who.tenant, job, versions))
         audit.log_audit_event(who, "job_resumed", job=job)
         return await self.read_status(who, job)
 
@@ -322,16 +367,16 @@ class JobService:
             done.cancelling += chunk.cancelling
             after = chunk.next_id
 
-    async def delete(self, who: Principal, job: str) -> None:
+    async def delete(self, who: Principal, job: str, versions: Collection[int] | None = None) -> None:
         """Forget a finished job with its files.
 
         Raises:
             JobNotFinished: it has not ended, or its devices are not given back yet.
         """
         try:
-            attempts = await self._delete_record(who, job)
+            attempts = await self._delete_record(who, job, versions)
         except NotFound:
-            attempts = await self._delete_archived(who, job)
+            attempts = await self._delete_archived(who, job, versions)
         audit.log_audit_event(who, "job_deleted", job=job)
         try:
             storage = self._storage
@@ -341,22 +386,27 @@ class JobService:
         except (Unavailable, OSError) as error:
             log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
 
-    async def _delete_record(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
+    async def _delete_record(
+        self, who: Principal, job: str, versions: Collection[int] | None
+    ) -> tuple[AttemptRecord, ...]:
         attempts = await self._store.run(store.list_attempts(who.tenant, job))
         await self._refuse_while_held(who, job)
         try:
-            await self._store.run(store.delete_job(who.tenant, job))
+            await self._store.run(store.delete_job(who.tenant, job, versions))
         except NotFound:  # it was there: it was archived since, or it went by this call, whose first reply was lost
             if await self._records.read_archived(who.tenant, job) is not None:
                 raise
         return attempts
 
-    async def _delete_archived(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
+    async def _delete_archived(
+        self, who: Principal, job: str, versions: Collection[int] | None
+    ) -> tuple[AttemptRecord, ...]:
         found = await self._records.read_archived(who.tenant, job)
         if found is None and await self._storage.fetch_in_thread(partial(self._has_files, who, job)):
             return ()  # a delete that was cut off has left its files
         if found is None:
             raise NotFound(f"there is no job {job!r}")
+        _require_version(found.record, versions)
         if found.key:
             await self._store.run(store.free_idempotency_key(who.tenant, found.key, job))
         return found.attempts
@@ -376,10 +426,18 @@ class JobService:
         return AttemptList([views.attempt_view(record, fleet) for record in records])
 
 
-async def _search_jobs(read: Callable[..., Awaitable[JobRowPage]], words: str, after: str, limit: int) -> JobRowPage:
+def _require_version(record: JobRecord, versions: Collection[int] | None) -> None:
+    """Of an archived job, which does not change any more. Raises PreconditionFailed."""
+    if versions is not None and record.version not in versions:
+        raise PreconditionFailed(f"job {record.id} is not as it was any more; read it again, and decide again")
+
+
+async def _search_jobs(
+    read: Callable[..., Awaitable[JobRowPage]], words: str, *, after: str | None, limit: int
+) -> JobRowPage:
     """The next jobs that have `words` in their id, their name or a label; perhaps none yet, while there are more."""
     found: list[JobRow] = []
-    following: str | None = after
+    following = after
     for _ in range(SEARCH_PAGES):
         page = await read(after=following, limit=SEARCH_JOBS)
         found += [job for job in page.jobs if _has_words(job, words)]

@@ -364,7 +364,11 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "DeviceView": {"state": "free, leased, quarantined or offline", "id": "UUID of a GPU, or the name of a core"},
     "DroppedLines": {"to": "number of the last line"},
     "JobExplanation": {"share": "what its tenant has used", "start": "when it may start"},
-    "JobList": {"jobs": "jobs of this page"},
+    "JobList": {
+        "jobs": "jobs of this page",
+        "total": "how many jobs match; null: not known",
+        "total_is_exact": "false: more than `total` match",
+    },
     "JobSpec": {
         "name": "name for people; left out: one made of the program",
         "pool": "pool whose devices it gets",

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from api.http import responses
-from api.http.deps import Body, Caller, service_of
+from api.http.deps import Body, Caller, IfMatchHeader, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
 from api.webhooks.service import WebhookService
@@ -52,12 +52,16 @@ async def show(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Respons
     **describe(
         "Change a webhook",
         WebhookView,
-        refuses=("conflict", "secret_key_unusable"),
+        refuses=("conflict", "secret_key_unusable", "precondition_failed"),
         body=json_body("WebhookChange", examples.WEBHOOK_CHANGES),
     ),
 )
-async def change(who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body) -> Response:
+async def change(
+    who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body, tags: IfMatchHeader = None
+) -> Response:
     """Its address, name and events, or whether it is active. What waits for it is sent to the new address."""
+    if tags is not None:
+        responses.require_match(tags, await webhooks.show_webhook(who, webhook))
     return responses.json_response(await webhooks.change_webhook(who, webhook, body))
 
 
@@ -97,10 +101,17 @@ async def test(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Respons
     **describe("List deliveries of a webhook", DeliveryList, refuses=("malformed_cursor",)),
 )
 async def list_deliveries(
-    who: Caller, webhooks: ServiceDep, webhook: WebhookId, state: State = "all", cursor: str = "", limit: Limit = 50
+    request: Request,
+    who: Caller,
+    webhooks: ServiceDep,
+    webhook: WebhookId,
+    state: State = "all",
+    cursor: str = "",
+    limit: Limit = 50,
 ) -> Response:
     """Those that wait, the last that have arrived, and dead letters; the newest first."""
-    return responses.json_response(await webhooks.list_deliveries(who, webhook, state, cursor, limit))
+    page = await webhooks.list_deliveries(who, webhook, state, cursor, limit)
+    return responses.page_response(request, page, page.next_cursor)
 
 
 @router.post(

@@ -3,13 +3,13 @@
 `package.module:attribute` references are not looked at: only the worker can import them.
 """
 
-import difflib
 import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.model.error_words import explain_argument, nearest_choice
 from jobs.model.spec import Component, JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError
 
@@ -142,14 +142,14 @@ def _value_errors(field: str, schema: dict[str, Any], value: Any) -> Iterator[Fi
     try:
         for error in _validator(schema).iter_errors(value):
             path = "".join(f".{part}" for part in error.instance_path)
-            yield FieldError(field + path, error.message[:300])
+            yield FieldError(field + path, explain_argument(error.kind.name, error.kind.as_dict(), error.instance))
     except ValueError:  # it is nested too deep, or has text that is none
         yield FieldError(field, "cannot be read: it is nested too deep, or has half a surrogate pair in it")
 
 
 def _did_you_mean(given: str, known: list[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(given, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"{otherwise}: {', '.join(sorted(known)) or 'none'}"
+    near = nearest_choice(given, known)
+    return f"did you mean {near!r}?" if near else f"{otherwise}: {', '.join(sorted(known)) or 'none'}"
 
 
 def _missing_targets(spec: JobSpec, known: Catalogue) -> Iterator[FieldError]:

@@ -1,6 +1,7 @@
 """What is wrong with a value, in words that say what would be right: one table for all kinds of pydantic's errors."""
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -87,11 +88,24 @@ def explain_value(detail: Mapping[str, Any]) -> str:
         words = describe_unsafe(unsafe) if unsafe is not None else _OF_PATTERNS.get(detail["ctx"]["pattern"])
         return f"{words or 'not in the form that is needed here'}{got}"
     if choices := choices_of(detail):
-        near = nearest_choice(given, choices)
-        hint = f'; did you mean "{near}"?' if near else ""
-        return f"{_one_of(choices)}{hint}{got}"
+        return _explain_choice(given, choices) + got
     words = _WORDS.get(detail["type"], "not a value that can stand here").format_map(_plain_bounds(detail))
     return words if detail["type"] in _WITHOUT_VALUE else words + got
+
+
+def explain_argument(kind: str, rule: Mapping[str, Any], given: object) -> str:
+    """As `explain_value`, of an argument of a recipe that does not follow its JSON schema: `kind` is the keyword."""
+    got = f" (got {shorten(json.dumps(given, ensure_ascii=False))})"
+    if kind == "enum":
+        return _explain_choice(given, [str(option) for option in rule["options"]]) + got
+    if kind == "type":
+        return " or ".join(_TYPES[one] for one in rule["types"]) + got
+    return _LIMITS.get(kind, "not a value that can stand here").format_map(rule) + got
+
+
+def _explain_choice(given: object, choices: list[str]) -> str:
+    near = nearest_choice(given, choices)
+    return _one_of(choices) + (f'; did you mean "{near}"?' if near else "")
 
 
 def _plain_bounds(detail: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,3 +152,23 @@ _WORDS: dict[str, str] = {
 }
 #: The whole value would say nothing, or too much.
 _WITHOUT_VALUE = frozenset({"too_short", "too_long", "extra_forbidden"})
+#: By the types and the keywords of JSON Schema.
+_TYPES = {
+    "string": _TEXT,
+    "integer": _WHOLE,
+    "number": _NUMBER,
+    "boolean": _YES_OR_NO,
+    "object": _OBJECT.format(),
+    "array": _LIST,
+    "null": "null",
+}
+_LIMITS = {
+    "minimum": "at least {limit}",
+    "maximum": "at most {limit}",
+    "exclusiveMinimum": "more than {limit}",
+    "exclusiveMaximum": "less than {limit}",
+    "minItems": "at least {limit} of them",
+    "maxItems": "at most {limit} of them",
+    "minLength": "at least {limit} characters",
+    "maxLength": "at most {limit} characters",
+}

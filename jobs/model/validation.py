@@ -1,10 +1,12 @@
 """Pydantic's errors in this project's words: the field's path, what is wrong, what would be right."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import jiter
 from pydantic import BaseModel, ValidationError
 
 from jobs.model.error_words import explain_value, nearest_choice, shorten, show_name
@@ -108,23 +110,28 @@ class _Repeated(dict[str, Any]):
 
 def repeated_keys(body: bytes | str) -> tuple[FieldError, ...]:
     """Keys that a valid JSON body has more than once in one object, of which readers would see one or another."""
-    found = False
-
-    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal found
-        read = dict(pairs)
-        if len(read) == len(pairs):
-            return read
-        found, twice = True, _Repeated(read)
-        names = [name for name, _ in pairs]
-        twice.keys_twice = tuple(name for name in read if names.count(name) > 1)
-        return twice
-
     try:
-        document = json.loads(body, object_pairs_hook=read_object)
+        jiter.from_json(body if isinstance(body, bytes) else body.encode(), catch_duplicate_keys=True)
+    except ValueError:  # it names the place, and not the path; no other is in what pydantic has read
+        return _find_repeated(body)
+    return ()
+
+
+def _find_repeated(body: bytes | str) -> tuple[FieldError, ...]:
+    try:
+        document = json.loads(body, object_pairs_hook=_read_object)
     except (ValueError, RecursionError):  # pydantic takes what Python does not: a number of very many digits
-        return ()
-    return tuple(_walk_repeated(document, ()))[:MAX_REPORTED_ERRORS] if found else ()
+        return (FieldError("(body)", "a key is given more than once in one object; leave it out but for one"),)
+    return tuple(_walk_repeated(document, ()))[:MAX_REPORTED_ERRORS]
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(pairs)
+    if len(read) == len(pairs):
+        return read
+    twice, names = _Repeated(read), Counter(name for name, _ in pairs)
+    twice.keys_twice = tuple(name for name, times in names.items() if times > 1)
+    return twice
 
 
 def _walk_repeated(value: Any, path: Path) -> Iterator[FieldError]:

@@ -49,6 +49,7 @@ _READING = frozenset(
         "read_bundle_nonces",
         "read_changes",
         "count_jobs",
+        "count_matching",
         "read_columns",
         "dump_keys",
         "list_ended",

@@ -1,6 +1,6 @@
 """Jobs: submit, read, list, cancel, delete."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -25,10 +25,13 @@ from shardyard.contract.errors import (
     JobFinished,
     JobNotFinished,
     NotFound,
+    PreconditionFailed,
     TooLargeForPool,
     UnknownPool,
 )
 
+#: Those of a job that a change is for; None: whatever version it has.
+Versions = Iterable[int] | None
 MAX_CANCEL_SCANNED = 1_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
 MAX_CANCELLED = 50
@@ -231,10 +234,17 @@ class JobRowPage:
 
 
 def list_jobs(
-    tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, max_queues: int = 0
+    tenant: str,
+    chosen: JobFilter,
+    *,
+    after: str = "",
+    limit: int = 50,
+    max_queues: int = 0,
+    oldest_first: bool = False,
 ) -> Call[JobRowPage]:
-    """A page of jobs, newest first, with the queues of the first `max_queues` jobs that wait. A page may be short, even
-    empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED` jobs a call."""
+    """A page of jobs, newest first unless it is said otherwise, with the queues of the first `max_queues` jobs that
+    wait. A page may be short, even empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED`
+    jobs a call."""
 
     def decode(reply: Sequence[Any]) -> JobRowPage:
         next_id, waiting, *rows = reply
@@ -252,7 +262,25 @@ def list_jobs(
         limit=limit,
         max_scanned=MAX_SCANNED,
         max_queues=max_queues,
+        order="oldest" if oldest_first else "newest",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class JobCount:
+    """How many jobs match a filter; where that is not `exact`, more may match."""
+
+    number: int
+    exact: bool
+
+
+def count_matching(tenant: str, chosen: JobFilter) -> Call[JobCount]:
+    """Of a filter by more than the state only the newest `MAX_SCANNED` jobs are counted."""
+
+    def decode(reply: Sequence[int]) -> JobCount:
+        return JobCount(reply[0], bool(reply[1]))
+
+    return call_function("count_matching", decode, **_filter_arguments(tenant, chosen), max_scanned=MAX_SCANNED)
 
 
 def _read_row(tenant: str, job: bytes, values: tuple[bytes | None, ...]) -> JobRow:
@@ -324,7 +352,7 @@ def list_attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     return call_function("list_attempts", decode, ref=job_ref(tenant, job))
 
 
-def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
+def cancel(tenant: str, job: str, versions: Versions = None) -> Call[Literal["cancelled", "cancelling"]]:
     """Cancel a job. One that is cancelled already stays so: the caller may not have heard the first answer.
 
     Raises (on execution):
@@ -333,16 +361,17 @@ def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
     """
 
     def decode(reply: bytes) -> Literal["cancelled", "cancelling"]:
+        _raise_if_changed(reply, job)
         if reply == b"missing":
             raise NotFound(f"there is no job {job!r}")
         if reply == b"finished":
             raise JobFinished(f"job {job} has ended; there is nothing to cancel")
         return "cancelled" if reply == b"cancelled" else "cancelling"
 
-    return call_function("cancel", decode, ref=job_ref(tenant, job))
+    return call_function("cancel", decode, ref=job_ref(tenant, job), versions=_join_versions(versions))
 
 
-def suspend(tenant: str, job: str) -> Call[Literal["suspended", "suspending"]]:
+def suspend(tenant: str, job: str, versions: Versions = None) -> Call[Literal["suspended", "suspending"]]:
     """Suspend a job: one that is queued leaves the queue and keeps its place, one on devices saves and leaves them. One
     that is suspended already stays so.
 
@@ -355,16 +384,32 @@ def suspend(tenant: str, job: str) -> Call[Literal["suspended", "suspending"]]:
         _raise_if_over(reply, job, "suspend")
         return "suspended" if reply == b"suspended" else "suspending"
 
-    return call_function("suspend", decode, ref=job_ref(tenant, job))
+    return call_function("suspend", decode, ref=job_ref(tenant, job), versions=_join_versions(versions))
 
 
-def resume(tenant: str, job: str) -> Call[None]:
+def resume(tenant: str, job: str, versions: Versions = None) -> Call[None]:
     """Put a suspended job back to its place in the queue; one that is not suspended stays as it is. Raises as `suspend`
     does."""
-    return call_function("resume", lambda reply: _raise_if_over(reply, job, "resume"), ref=job_ref(tenant, job))
+    return call_function(
+        "resume",
+        lambda reply: _raise_if_over(reply, job, "resume"),
+        ref=job_ref(tenant, job),
+        versions=_join_versions(versions),
+    )
+
+
+def _join_versions(versions: Versions) -> str:
+    """As the functions take them: a job never has the version -1."""
+    return "" if versions is None else " ".join(map(str, versions)) or "-1"
+
+
+def _raise_if_changed(reply: bytes, job: str) -> None:
+    if reply == b"changed":
+        raise PreconditionFailed(f"job {job} is not as it was any more; read it again, and decide again")
 
 
 def _raise_if_over(reply: bytes, job: str, what: str) -> None:
+    _raise_if_changed(reply, job)
     if reply == b"missing":
         raise NotFound(f"there is no job {job!r}")
     if reply == b"finished":
@@ -474,13 +519,14 @@ def read_records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None
     return call_function("read_records", decode, *(job_ref(tenant, job) for tenant, job in jobs))
 
 
-def delete_job(tenant: str, job: str) -> Call[None]:
+def delete_job(tenant: str, job: str, versions: Versions = None) -> Call[None]:
     """Forget a finished job. Raises NotFound, or JobNotFinished, on execution. Files are the caller's."""
 
     def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no job {job!r}")
+        _raise_if_changed(reply, job)
         if reply == b"not_finished":
             raise JobNotFinished(f"job {job} has not ended; cancel it first")
 
-    return call_function("delete_job", decode, tenant=tenant, id=job)
+    return call_function("delete_job", decode, tenant=tenant, id=job, versions=_join_versions(versions))

@@ -19,6 +19,7 @@
     ├── OverQuota                 more than the tenant or the token may ever have
     ├── QuotaExceeded             all is used that the tenant or the token may use; `retry_after` says when to ask again
     ├── NotFound                  also what another tenant's id looks like
+    ├── PreconditionFailed        what `If-Match` names is not as it is now
     ├── Conflict
     │   ├── AmbiguousReference    several jobs fit the words for one; `candidates` has them
     │   ├── IdempotencyConflict   same key, other body
@@ -155,6 +156,10 @@ class AmbiguousReference(Conflict):
     def __init__(self, message: str, candidates: "tuple[JobReference, ...]" = ()) -> None:
         super().__init__(message)
         self.candidates = candidates
+
+
+class PreconditionFailed(ShardyardError):
+    code = "precondition_failed"
 
 
 class IdempotencyConflict(Conflict):

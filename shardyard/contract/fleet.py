@@ -61,6 +61,7 @@ class DeviceHistory(Answer, frozen=True, kw_only=True):
     suspected: str | None = None
     lines: list[DeviceHistoryLine]
     next: str | None = None
+    links: dict[str, str] = msgspec.field(default_factory=dict)  # self, and next unless this is the last page
 
 
 class DeviceUse(Answer, frozen=True, kw_only=True):

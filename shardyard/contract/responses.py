@@ -169,8 +169,14 @@ class ResolvedJob(JobStatus, frozen=True, kw_only=True):
 
 
 class JobList(Answer, frozen=True):
+    """A page of jobs. `total` is how many there are that match; where it is not exact, there are more than that, and on
+    later pages of some lists it is None. `links` has `self` and, unless this is the last page, `next`."""
+
     jobs: list[ListedJob]
     next: str | None = None
+    total: int | None = None
+    total_is_exact: bool = True
+    links: dict[str, str] = {}
 
 
 class JobTable(Answer, frozen=True):

@@ -125,6 +125,7 @@ class DeliveryList(Answer, frozen=True, kw_only=True):
 
     deliveries: list[DeliveryView]
     next_cursor: str | None = None
+    links: dict[str, str] = msgspec.field(default_factory=dict)  # self, and next unless this is the last page
 
 
 class PostedDelivery(Answer, frozen=True):

@@ -443,6 +443,10 @@ export interface components {
             deliveries: components["schemas"]["DeliveryView"][];
             /** @description cursor of the following page; null at the end */
             next_cursor: string | null;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
         };
         /**
          * DeliveryView
@@ -515,6 +519,10 @@ export interface components {
             lines: components["schemas"]["DeviceHistoryLine"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
         };
         /**
          * DeviceHistoryLine
@@ -963,12 +971,23 @@ export interface components {
             /** @description all of it in sentences */
             summary: string[];
         };
-        /** JobList */
+        /**
+         * JobList
+         * @description A page of jobs. `total` is how many there are that match; where it is not exact, there are more than that, and on later pages of some lists it is None. `links` has `self` and, unless this is the last page, `next`.
+         */
         JobList: {
             /** @description jobs of this page */
             jobs: components["schemas"]["ListedJob"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description how many jobs match; null: not known */
+            total: number | null;
+            /** @description false: more than `total` match */
+            total_is_exact: boolean;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
         };
         /**
          * JobReference

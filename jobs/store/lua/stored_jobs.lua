@@ -10,6 +10,13 @@ local function read_snapshot(ref)
   return reply
 end
 
+-- Whether a job has one of these versions, between spaces. '' stands for any, and a job that is not there has all.
+local function has_version(ref, versions)
+  if versions == '' then return true end
+  local version = redis.call('HGET', keys.job(ref), 'version')
+  return not version or string.find(' ' .. versions .. ' ', ' ' .. version .. ' ', 1, true) ~= nil
+end
+
 -- A function of a ref: whether it is one of the jobs that are asked for. '' asks for nothing.
 local function job_matcher(state, pool, label, value, name)
   -- What labels have in them, being JSON, if this is one of them; '' where that is not sure.

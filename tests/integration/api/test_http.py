@@ -156,6 +156,28 @@ async def test_a_key_may_be_in_an_object_only_once(api: Api, method: str, path: 
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"pool": "defalt"}, "pool", "there is no pool 'defalt'; did you mean 'default'?"),
+        ({"pool": "zoo"}, "pool", "there is no pool 'zoo'; pools: default"),
+        ({"resources": {"devices": 5}}, "resources.devices", "at most 4, as the largest node of 'default' has"),
+        (
+            {"resources": {"devices": 4, "nodes": 2}},
+            "resources.nodes",
+            "at most 1 in pool 'default' with so many devices",
+        ),
+    ],
+)
+async def test_what_a_pool_cannot_give_is_told_with_its_field(
+    api: Api, fields: dict[str, Any], field: str, message: str
+) -> None:
+    api.node(devices=4, reach="network")
+    answer = await api.client.post("/v1/jobs", json=a_spec_body() | {"parallelism": {"strategy": "ddp"}} | fields)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"field": field, "message": message}]
+
+
 # -- compression ---------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,6 @@
 -- f: a user cancels one job (`cancel_job` says how).
--- Returns 'cancelled' | 'cancelling' | 'again' | 'finished' | 'missing'
-local ref = unpack(ARGV)
+-- `versions`, between spaces, are those that it may have; '': any.
+-- Returns 'cancelled' | 'cancelling' | 'again' | 'finished' | 'missing' | 'changed'
+local ref, versions = unpack(ARGV)
+if not has_version(ref, versions) then return 'changed' end
 return cancel_job(ref)

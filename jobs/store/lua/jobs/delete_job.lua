@@ -1,7 +1,9 @@
 -- Forgets a finished job, and frees its Idempotency-Key.
--- Returns 'deleted' | 'missing' | 'not_finished'
-local tenant, id = unpack(ARGV)
+-- `versions`, between spaces, are those that it may have; '': any.
+-- Returns 'deleted' | 'missing' | 'not_finished' | 'changed'
+local tenant, id, versions = unpack(ARGV)
 local ref = tenant .. '/' .. id
+if not has_version(ref, versions) then return 'changed' end
 local job = redis.call('HMGET', keys.job(ref), 'state', 'idem')
 if not job[1] then return 'missing' end
 if not is_terminal(job[1]) then return 'not_finished' end

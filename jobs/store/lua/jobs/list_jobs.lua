@@ -1,8 +1,9 @@
--- One page of a tenant's jobs, newest first, by keyset: ids sort by time.
+-- One page of a tenant's jobs, newest first or oldest first (`order`), by keyset: ids sort by time.
 -- Further arguments are the fields to return of each job, 'state' first.
 -- Returns {next_id or '', {{id, queue...}...}, id, {value...}...}: first what the first `max_queues` jobs that wait do
 -- wait behind (see `queue_view`). next_id is where the search stopped, '' at the end of the list.
-local tenant, state, after, limit, pool, label_key, label_value, name, max_scanned, max_queues = unpack(ARGV, 1, 10)
+local tenant, state, after, limit, pool, label_key, label_value, name, max_scanned, max_queues, order =
+  unpack(ARGV, 1, 11)
 limit, max_scanned, max_queues = tonumber(limit), tonumber(max_scanned), tonumber(max_queues)
 local all = pool == '' and label_key == '' and name == ''
 local matches = job_matcher(state, pool, label_key, label_value, name)
@@ -21,8 +22,13 @@ end
 local reply = {'', queues}
 local function walk(index, prefix, lowest)
   while true do
-    local highest = after == '' and '[' .. prefix .. '\255' or '(' .. prefix .. after
-    local ids = redis.call('ZREVRANGEBYLEX', index, highest, '[' .. prefix .. lowest, 'LIMIT', 0, chunk)
+    local ids
+    if order == 'oldest' then
+      ids = redis.call('ZRANGEBYLEX', index, after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, chunk)
+    else
+      local highest = after == '' and '[' .. prefix .. '\255' or '(' .. prefix .. after
+      ids = redis.call('ZREVRANGEBYLEX', index, highest, '[' .. prefix .. lowest, 'LIMIT', 0, chunk)
+    end
     if #ids == 0 then return true end
     for _, member in ipairs(ids) do
       local id = string.sub(member, #prefix + 1)
@@ -31,9 +37,9 @@ local function walk(index, prefix, lowest)
       local ref = tenant .. '/' .. id
       if all or matches(ref) then
         reply[#reply + 1] = id
-        local values = redis.call('HMGET', keys.job(ref), unpack(ARGV, 11))
-        for field = 1, #ARGV - 10 do  -- a program may have chosen the message: a page has many
-          if ARGV[10 + field] == 'message' and values[field] then values[field] = cut_text(values[field], MAX_LISTED_BYTES) end
+        local values = redis.call('HMGET', keys.job(ref), unpack(ARGV, 12))
+        for field = 1, #ARGV - 11 do  -- a program may have chosen the message: a page has many
+          if ARGV[11 + field] == 'message' and values[field] then values[field] = cut_text(values[field], MAX_LISTED_BYTES) end
         end
         reply[#reply + 1] = values
         if values[1] == 'queued' and #queues < max_queues then add_queue(id) end
@@ -44,7 +50,7 @@ local function walk(index, prefix, lowest)
 end
 
 local list = state ~= '' and keys.jobs_in_state(tenant, state) or keys.jobs(tenant)
-local named = name ~= '' and redis.call('GET', keys.NAMED)
+local named = name ~= '' and order ~= 'oldest' and redis.call('GET', keys.NAMED)
 local ended
 if named then
   ended = walk(keys.names(tenant), name_digest(name), named)

@@ -1,7 +1,9 @@
 -- A user resumes a job that was suspended: it is where it was in the queue. One that has not left its devices yet leaves
 -- them, and starts again.
--- Returns 'ok' (also where it was not suspended) | 'finished' | 'missing'
-local ref = unpack(ARGV)
+-- `versions`, between spaces, are those that it may have; '': any.
+-- Returns 'ok' (also where it was not suspended) | 'finished' | 'missing' | 'changed'
+local ref, versions = unpack(ARGV)
+if not has_version(ref, versions) then return 'changed' end
 local state, suspended, reason = unpack(redis.call('HMGET', keys.job(ref), 'state', 'suspended', 'reason'))
 if not state then return 'missing' end
 if is_terminal(state) then return 'finished' end

@@ -1,7 +1,9 @@
 -- A user suspends a job: one that is queued leaves the queue, and keeps its place in it. One on devices saves what it has
 -- done, and leaves them; one that no supervisor has taken yet leaves them at once.
--- Returns 'suspended' | 'suspending' | 'cancelling' | 'finished' | 'missing'
-local ref = unpack(ARGV)
+-- `versions`, between spaces, are those that it may have; '': any.
+-- Returns 'suspended' | 'suspending' | 'cancelling' | 'finished' | 'missing' | 'changed'
+local ref, versions = unpack(ARGV)
+if not has_version(ref, versions) then return 'changed' end
 local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'cancel', 'suspended', 'reason')
 if not job[1] then return 'missing' end
 if is_terminal(job[1]) then return 'finished' end

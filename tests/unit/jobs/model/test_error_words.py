@@ -83,6 +83,21 @@ def test_a_wrong_value_is_told_what_would_be_right(fields: dict[str, Any], field
 
 
 @pytest.mark.parametrize(
+    ("component", "args", "message"),
+    [
+        ("model", {"channels": 0}, "at least 1 (got 0)"),
+        ("model", {"channels": "16"}, 'a whole number (got "16")'),
+        ("data", {"split": "Train"}, '"train" or "test"; did you mean "train"? (got "Train")'),
+        ("optimizer", {"lr": True}, "a number (got true)"),
+        ("optimizer", {"nesterov": 1}, "true or false, without quotes (got 1)"),
+    ],
+)
+def test_a_wrong_argument_of_a_recipe_is_told_so_too(component: str, args: dict[str, Any], message: str) -> None:
+    program = RECIPE | {component: RECIPE[component] | {"args": args}}
+    assert errors(program=program) == {f"program.{component}.args.{next(iter(args))}": message}
+
+
+@pytest.mark.parametrize(
     ("given", "meant"),
     [
         ("DDP", "ddp"),
