@@ -2,6 +2,7 @@
 
 import pytest
 
+from jobs import store
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
@@ -15,6 +16,7 @@ def node(api: Api) -> None:
 async def test_a_table_has_the_rows_of_a_list_and_a_value_for_each_column(api: Api) -> None:
     first = await api.submit(name="one", labels={"sweep": "a"})
     second = await api.submit(name="two")
+    api.control.run(store.dispatch(60))  # by itself it would be between the table and the list, now and then
     columns = "owner,spec.program.kind,loss,metrics.accuracy,no.such"
     table = await api.get(f"/v1/jobs/table?columns={columns}")
     listed = await api.get("/v1/jobs")
