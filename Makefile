@@ -34,7 +34,7 @@ up: $(WEB) ## Start the whole service on this machine (Ctrl-C stops it); ARGS="-
 demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, and stop
 	@$(BIN)/shardyard demo $(ARGS)
 
-# Files run in their order, since those of a directory share a service, and the short ones come last.
+# Files that share a service run in one process (tests/support/file_order.py), the others in their order.
 test: $(WEB) ## All tests but slow ones and those that need a GPU; ARGS="-k split" selects some
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS)
 
@@ -80,6 +80,8 @@ clean: ## Remove .venv and all files that tools have created
 	rm -rf $(VENV) api/web web/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# An older pip, as Python brings it, takes twice as long to find what fits; where there is no newer one, it will do. What
+# pip would compile on one core is compiled on all, but for tests, some of which are not for this Python.
 $(STAMP): pyproject.toml hatch_build.py web/package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: $(PYTHON) is missing or older than Python 3.11; name another: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -87,7 +89,9 @@ $(STAMP): pyproject.toml hatch_build.py web/package-lock.json
 	  echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); the first time brings torch and takes a few minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null || true
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@ $(WEB)
 
