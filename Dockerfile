@@ -31,14 +31,18 @@ COPY web web
 ARG SHARDYARD_REQUIRE_WEB
 RUN NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt pip wheel --no-deps --wheel-dir /dist .
 
-# What every process needs. Sources come last, so that a change of them installs no dependency again.
+# What every process needs, in the versions that were tested. Sources come last, so that a change of them installs no
+# dependency again.
 FROM base AS service
-COPY pyproject.toml deploy/requirements.py ./
-RUN python requirements.py service > service.txt && pip install --requirement service.txt
+COPY locks/api.txt ./
+RUN pip install --require-hashes --no-deps --requirement api.txt
 ENTRYPOINT ["/opt/shardyard/entrypoint.sh"]
 
+# torch has no lock: its build is for the host's devices.
 FROM service AS training
-RUN python requirements.py training > training.txt && pip install --requirement training.txt
+ARG TORCH="torch>=2.10,<2.14"
+COPY locks/worker.txt ./
+RUN pip install --require-hashes --no-deps --requirement worker.txt && pip install "$TORCH"
 
 FROM service AS api
 COPY deploy/entrypoint.sh deploy/prepare.py ./

@@ -82,7 +82,7 @@ clean: ## Remove .venv and all files that tools have created
 
 # An older pip, as Python brings it, takes twice as long to find what fits; where there is no newer one, it will do. What
 # pip would compile on one core is compiled on all, but for tests, some of which are not for this Python.
-$(STAMP): pyproject.toml hatch_build.py web/package-lock.json
+$(STAMP): pyproject.toml locks/development.txt hatch_build.py web/package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: $(PYTHON) is missing or older than Python 3.11; name another: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -90,6 +90,7 @@ $(STAMP): pyproject.toml hatch_build.py web/package-lock.json
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); the first time brings torch and takes a few minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r locks/development.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null || true
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
