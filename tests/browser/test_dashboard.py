@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 
 from shardyard.client import Client
-from tests.acceptance.harness import wait_for_state
+from tests.acceptance.harness import wait_for_state, wait_until
 from tests.browser.conftest import Pages, example
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
@@ -139,7 +139,7 @@ def test_a_run_is_followed_live_and_cancelled(pages: Pages, client: Client) -> N
     log = page.get_by_role("region", name="Log of device 0")
     expect(log.locator("header")).to_contain_text("live")
     last = log.locator("li").last.get_attribute("data-seq")
-    expect(log.locator(f'li[data-seq="{int(last or 0) + 5}"]')).to_be_attached()
+    wait_until(lambda: int(log.locator("li").last.get_attribute("data-seq") or 0) > int(last or 0) + 5, 60)
     value = page.locator("figure", has_text="loss").first.locator("figcaption")
     expect(value).to_contain_text("at step")
     shown = value.inner_text()

@@ -19,8 +19,9 @@ T = TypeVar("T")
 
 NAME = "shardyard"
 SENTINEL_PASSWORD, REPLICA_PASSWORD = "for-sentinels", "for-replicas"
-#: How long a server is silent before the Sentinels take it for dead.
-DOWN_MILLISECONDS = 1_000
+#: How long a server is silent before the Sentinels take it for dead; and where a test wants them to wait for it, since on
+#: a busy machine a live one is as silent for a while.
+DOWN_MILLISECONDS, PATIENT_MILLISECONDS = 1_000, 120_000
 PATIENCE_SECONDS = 60.0
 #: As docs/high-availability.md has them.
 SENTINEL_RIGHTS = (
@@ -83,6 +84,7 @@ class SentinelGroup:
     def kill_primary(self) -> int:
         """As by kill -9; the port that was the primary's."""
         port = self.primary()
+        self._wait_for_the_silent(DOWN_MILLISECONDS)
         self.servers[port].kill()
         return port
 
@@ -99,7 +101,8 @@ class SentinelGroup:
         return _eventually(other, "another primary", self.explain)
 
     def sever_replicas(self) -> None:
-        """Let no replica read from the primary, which is alive."""
+        """Let no replica read from the primary, which is alive, and stays the primary."""
+        self._wait_for_the_silent(PATIENT_MILLISECONDS)
         with self.servers[self.primary()].client() as client:
             client.execute_command("ACL", "SETUSER", "replica", "off")
             client.execute_command("CLIENT", "KILL", "USER", "replica")  # also those that only begin to be replicas
@@ -111,6 +114,7 @@ class SentinelGroup:
 
     def heal(self) -> None:
         """Have all servers run, and follow the primary."""
+        self._wait_for_the_silent(DOWN_MILLISECONDS)
         primary = self.primary()
         for port, server in self.servers.items():
             if not server.alive:
@@ -129,7 +133,7 @@ class SentinelGroup:
                 online = [state for state in client.info("replication").items() if state[0].startswith("slave")]
                 if sum(state["state"] == "online" for _, state in online if isinstance(state, dict)) < 2:
                     return False
-            return all(self._knows_all(sentinel) for sentinel in self.sentinels)
+            return all(self._knows_all(sentinel, self.primary()) for sentinel in self.sentinels)
 
         _eventually(is_whole, "all servers and Sentinels know each other", self.explain)
 
@@ -140,13 +144,23 @@ class SentinelGroup:
         for server in (*self.sentinels, *self.servers.values()):
             server.close()
 
+    def _wait_for_the_silent(self, milliseconds: int) -> None:
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                client.execute_command("SENTINEL", "SET", NAME, "down-after-milliseconds", milliseconds)
+
     @staticmethod
-    def _knows_all(sentinel: RedisServer) -> bool:
+    def _knows_all(sentinel: RedisServer, primary: int) -> bool:
         with sentinel.client() as client:
             state = client.sentinel_master(NAME)
             replicas = client.sentinel_slaves(NAME)
         sound = [each for each in replicas if not (each["is_sdown"] or each["is_odown"] or each["is_disconnected"])]
-        return bool(state["num-other-sentinels"] == 2 and len(sound) == 2 and not state["is_odown"])
+        return bool(
+            state["num-other-sentinels"] == 2
+            and state["port"] == primary
+            and len(sound) == 2
+            and not (state["is_sdown"] or state["is_odown"])
+        )
 
     def _make_server(self, port: int) -> RedisServer:
         directory = self._directory / f"server-{port}"
