@@ -17,7 +17,7 @@ QUICK  := not slow and not gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install web up demo test test-full faults gpu-wheels gpu-test compose-test bench bench-quick lint format clean
+.PHONY: help install web up demo test test-full faults gpu-wheels gpu-test compose-test bench bench-quick release lock lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,12 @@ bench: $(STAMP) ## All measurements beside other systems, about 15 minutes (inst
 
 bench-quick: $(STAMP) ## The same with few rounds and without Ray, about 2 minutes; results are not stored
 	$(BIN)/python -m benchmarks --quick --into $(VENV)/bench-quick $(ARGS)
+
+release: $(STAMP) ## Build sdist, wheel and their list of contents into dist/, and try them in a fresh environment
+	$(BIN)/python -m tools.release dist $(ARGS)
+
+lock: $(STAMP) ## Lock the newest versions that pyproject.toml allows, for development and images
+	$(BIN)/python -m tools.locks --upgrade
 
 lint: $(STAMP) ## Check style, types, import rules and generated files
 	$(BIN)/ruff check

@@ -26,6 +26,9 @@ class WebBuildHook(BuildHookInterface[Any]):
         return [] if shutil.which("npm") else [NODE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name == "wheel" and version == "standard":
+            # In a checkout a link in the package leads there, and links are in no sdist.
+            build_data["force_include"][str(Path(self.root) / "examples" / "jobs")] = "shardyard/examples"
         sources, built = Path(self.root) / "web", Path(self.root) / "api" / "web"
         if not sources.is_dir():
             return

@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 NAME = "shardyard"
 SENTINEL_PASSWORD, REPLICA_PASSWORD = "for-sentinels", "for-replicas"
-#: How long a server is silent before the Sentinels take it for dead; and where a test wants them to wait for it, since on
-#: a busy machine a live one is as silent for a while.
+#: How long a server is silent before the Sentinels take it for dead; the longer time, where a test needs them to wait
+#: for one that lives: on a busy machine it may be silent for a second.
 DOWN_MILLISECONDS, PATIENT_MILLISECONDS = 1_000, 120_000
 PATIENCE_SECONDS = 60.0
 #: As docs/high-availability.md has them.
