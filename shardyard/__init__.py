@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardyard.functions.job_api import job
     from shardyard.specs.builders import Component, Data, Recipe, Script
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AsyncClient",
     "AsyncJob",
