@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "locks"
 #: What a lock holds: the extras of pyproject.toml that its installation has.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "development": ("server", "otel", "s3", "release", "dev"),
+    "development": ("server", "otel", "s3", "export", "release", "dev"),
     "worker": ("server", "otel", "s3"),
     "api": ("server", "otel", "s3"),
     "client": (),

@@ -124,6 +124,13 @@ def _start_time(value: Any, _: ValidatorFunctionWrapHandler) -> float | str:
     )
 
 
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    twice = [each for at, each in enumerate(value) if each in value[:at]]
+    if twice:
+        raise ValueError(f"{twice[0]} is given more than once; leave it out but for one")
+    return value
+
+
 StartTime = Annotated[float | str, Wrap(_start_time)]
 
 
@@ -197,6 +204,18 @@ class CheckpointPolicy(Strict):
     keep: int = Field(2, ge=1, le=100, strict=True, description="how many of the newest checkpoints are kept")
 
 
+ExportFormat = Literal["tensorboard", "mlflow", "wandb"]
+Export = Annotated[
+    tuple[ExportFormat, ...],
+    Field(
+        max_length=3,
+        description="tools that the metrics are written for at the end, as artifacts `exported-tensorboard/`, "
+        "`exported-mlflow/` (a store of files) and `exported-wandb/` (an offline run)",
+    ),
+    AfterValidator(_each_once),
+]
+
+
 class RecipeProgram(Strict):
     kind: Literal["recipe"] = "recipe"
     model: Component
@@ -222,6 +241,7 @@ class RecipeProgram(Strict):
     )
     bundle: BundleId | None = Field(None, description="code that `package.module:attribute` references may name")
     secrets: Secrets = None
+    export: Export = ()
 
 
 class ScriptProgram(Strict):
@@ -250,6 +270,7 @@ class ScriptProgram(Strict):
         description="which files of the working directory are kept, as patterns of .gitignore; empty: none; "
         "left out: all but caches and downloaded data sets",
     )
+    export: Export = ()
 
     @property
     def is_file(self) -> bool:

@@ -64,7 +64,8 @@ class Parallelism:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """What any job has. `devices` are those of each node; `start_after`: seconds, or a time with its offset from UTC;
-    `secrets`: environment variables whose values are secrets of yours, by their names."""
+    `secrets`: environment variables whose values are secrets of yours, by their names; `export`: tools that the
+    metrics are written for."""
 
     name: str | None = None
     pool: str | None = None
@@ -79,6 +80,7 @@ class JobOptions:
     stall_seconds: float | None = None
     max_retries: int | None = None
     secrets: Mapping[str, str] | None = None
+    export: Sequence[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,8 @@ class Recipe(TrainingOptions):
                 program[part] = {"ref": program[part]}
         if self.secrets:
             program["secrets"] = dict(self.secrets)
+        if self.export:
+            program["export"] = list(self.export)
         spec = _job_fields(self) | {"program": program}
         if parallelism:
             spec["parallelism"] = spec.get("parallelism", {}) | parallelism
@@ -165,6 +169,8 @@ class Script(ScriptOptions):
         program = {"kind": "script", "args": list(self.args)} | {
             name: _plain(value) for name, value in named.items() if value
         }
+        if self.export:
+            program["export"] = list(self.export)
         if self.keep is not None:  # an empty list says something: nothing is kept
             program["keep"] = list(self.keep)
         if self.artifact_bytes is not None:
@@ -187,7 +193,7 @@ def _job_fields(options: JobOptions) -> dict[str, Any]:
     spec: dict[str, Any] = {}
     for one in fields(JobOptions):
         value = getattr(options, one.name)
-        if value is None or one.name == "secrets":  # which belong to the program
+        if value is None or one.name in ("secrets", "export"):  # which belong to the program
             continue
         place = spec.setdefault(_PLACES[one.name], {}) if one.name in _PLACES else spec
         place[one.name] = _plain(value)

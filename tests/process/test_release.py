@@ -56,7 +56,8 @@ def test_a_lock_has_what_the_project_asks_for_with_hashes(lock: str) -> None:
     text, locked = (ROOT / "locks" / f"{lock}.txt").read_text(), locked_versions(lock)
     assert len(locked) > 10
     for requirement in direct_requirements(lock):
-        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), f"{requirement}: run `python -m tools.locks`"
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}: run `python -m tools.locks`"
     assert text.count("--hash=sha256:") >= len(locked)
     assert "torch" not in locked
     assert lock != "api" or not TRAINING & set(locked)

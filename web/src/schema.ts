@@ -2391,6 +2391,12 @@ export interface components {
             secrets?: {
                 [key: string]: string;
             } | null;
+            /**
+             * Export
+             * @description tools that the metrics are written for at the end, as artifacts `exported-tensorboard/`, `exported-mlflow/` (a store of files) and `exported-wandb/` (an offline run)
+             * @default []
+             */
+            export?: ("tensorboard" | "mlflow" | "wandb")[];
         };
         /** Report */
         Report: {
@@ -2778,6 +2784,12 @@ export interface components {
              * @default null
              */
             keep?: string[] | null;
+            /**
+             * Export
+             * @description tools that the metrics are written for at the end, as artifacts `exported-tensorboard/`, `exported-mlflow/` (a store of files) and `exported-wandb/` (an offline run)
+             * @default []
+             */
+            export?: ("tensorboard" | "mlflow" | "wandb")[];
         };
         /** SecretList */
         SecretList: {

@@ -33,6 +33,7 @@ from workers.supervisor.carriage import AttemptCarriage
 from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
+from workers.supervisor.ending.exports import export_metrics
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome, may_have_timed_out, name_hang
 from workers.supervisor.ending.pending_end import PendingCheckpoint
 from workers.supervisor.gang.clocks import describe_clocks
@@ -72,6 +73,8 @@ DISK_SECONDS = 30.0
 DISK_RETRY_SECONDS = 0.5
 #: Under which name the report's notes say what was not kept of a script's files.
 FILES_NOTE = "files"
+#: And about the metrics as files of other tools.
+EXPORT_NOTE = "export"
 #: And what they say of clocks.
 CLOCKS_NOTE = "clocks"
 
@@ -202,6 +205,8 @@ class AttemptRun:
             self._keep_files(self._publisher)
         if self._checkpoints is not None and outcome.reason is StateReason.COMPLETED:
             _publish_weights(self._checkpoints)
+        if verdict is None:
+            self._export_metrics(self._publisher)
         outcome = self._seal_telemetry(self._publisher, outcome)
         return AttemptOutcome(outcome.reason, *self.clean((outcome.message, outcome.error, outcome.result)))
 
@@ -349,6 +354,19 @@ class AttemptRun:
         for group in record.left_out if record is not None else ():
             publisher.add_record(0, Note(FILES_NOTE, group.message))
             publisher.log_line(group.message)
+
+    def _export_metrics(self, publisher: TelemetryPublisher) -> None:
+        """Not where the service stops, or another attempt goes on: that one has these metrics too."""
+        config = self._config
+        if not config.spec.program.export or self._lease.command in (SupervisorCommand.STOP, SupervisorCommand.LOST):
+            return
+        try:
+            problems = export_metrics(config.spec, config.attempt, config.storage, publisher.flush_metrics())
+            for problem in problems:
+                publisher.add_record(0, Note(EXPORT_NOTE, problem))
+                publisher.log_line(problem)
+        except OSError as error:
+            publisher.log_line(f"program.export: the metrics were not exported: {error}")
 
     def _seal_telemetry(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
         """Write the final report and seal the logs. An attempt that has succeeded waits a while for a full disk, unless

@@ -283,7 +283,7 @@ def test_the_overlay_that_the_document_shows_renders(tree: Path) -> None:
     (tree / "overlays" / "shown" / "kustomization.yaml").write_text(shown)
     api = named(rendered(tree, "overlays/shown"), "Deployment", "api")["spec"]["template"]["spec"]
     (container,) = api["containers"]
-    assert container["image"] == "registry.example/shardyard-api:0.1.0"
+    assert container["image"] == "registry.example/shardyard-api:0.2.0"
     assert {"name": "SHARDYARD_ALLOWED_HOSTS", "value": "api,shardyard.example.org"} in container["env"]
     assert api["securityContext"]["runAsUser"] == 0
 

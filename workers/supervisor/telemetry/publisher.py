@@ -120,6 +120,14 @@ class TelemetryPublisher:
         """
         return self._report.dump_state(), self._metrics.flush()
 
+    def flush_metrics(self) -> Path:
+        """The metrics' file, with all that was added up to now.
+
+        Raises:
+            OSError: the disk has no room for all of them yet.
+        """
+        return self._metrics.flush()[0]
+
     def resume_from(self, found: VerifiedCheckpoint) -> None:
         """Go on from a checkpoint, before anything is added: with its report, its metrics and its steps."""
         step = found.manifest.step

@@ -30,7 +30,7 @@ def test_every_field_of_a_recipe_is_one_that_the_service_takes() -> None:
         epochs=3, max_steps=100, seed=7, mode="train", precision="bfloat16", accumulate_steps=2, clip_grad_norm=1.0,
         checkpoint=Checkpoints(10, keep=3), parallelism=Parallelism(backend="gloo"), devices=2, nodes=1, strategy="ddp",
         name="mine", pool="a100", priority=-5, labels={"team": "vision"}, observe="every", wall_seconds=60,
-        stall_seconds=600, max_retries=2, start_after=5, secrets={"KEY": "name"},
+        stall_seconds=600, max_retries=2, start_after=5, secrets={"KEY": "name"}, export=["mlflow"],
         straggler={"rank": 1, "where": "input", "milliseconds": 5}, bundle=f"sha256:{64 * 'a'}",
     )  # fmt: skip
     wanted = parse_spec(json.dumps(made.to_spec()))
@@ -40,6 +40,7 @@ def test_every_field_of_a_recipe_is_one_that_the_service_takes() -> None:
     assert (wanted.parallelism.backend, wanted.parallelism.strategy, wanted.resources.devices) == ("gloo", "ddp", 2)
     assert (wanted.limits.wall_seconds, wanted.limits.stall_seconds, wanted.limits.max_retries) == (60, 600, 2)
     assert (wanted.labels, wanted.start_after, wanted.secrets) == ({"team": "vision"}, 5, {"KEY": "name"})
+    assert wanted.recipe.export == ("mlflow",)
     assert all(getattr(made, one.name) is not None for one in fields(made))
 
 
@@ -49,14 +50,16 @@ def test_the_builders_have_every_field_of_a_spec() -> None:
 
     of_jobs = {*spec.JobSpec.model_fields, *spec.Resources.model_fields, *spec.Limits.model_fields}
     of_jobs -= {"resources", "parallelism", "limits", "program", "artifact_bytes"}
-    assert names(builders.JobOptions) == of_jobs | {"strategy", "secrets"}
-    assert names(Recipe) - names(builders.JobOptions) == set(spec.RecipeProgram.model_fields) - {"kind", "secrets"} | {
-        "parallelism"
-    }
+    assert names(builders.JobOptions) == of_jobs | {"strategy", "secrets", "export"}
+    assert names(Recipe) - names(builders.JobOptions) == set(spec.RecipeProgram.model_fields) - {
+        "kind",
+        "secrets",
+        "export",
+    } | {"parallelism"}
     assert names(Parallelism) == set(spec.Parallelism.model_fields) - {"strategy"}
     assert names(Data) == set(spec.Data.model_fields)
     of_scripts = set(spec.ScriptProgram.model_fields) - {"kind", "bundle", "workdir"}
-    assert names(Script) - names(builders.JobOptions) == of_scripts - {"secrets"} | {
+    assert names(Script) - names(builders.JobOptions) == of_scripts - {"secrets", "export"} | {
         "path", "include", "exclude", "artifact_bytes"
     }  # fmt: skip
 
