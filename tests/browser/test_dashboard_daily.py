@@ -179,3 +179,14 @@ def test_devices_show_who_had_them(pages: Pages, trained: tuple[str, str]) -> No
     held = page.get_by_role("region", name="Who had which device")
     expect(held.locator(".gantt-track i").first).to_be_visible()
     assert held.locator(".gantt-label").count() == 8
+
+
+def test_a_job_is_found_by_what_people_call_it(pages: Pages, trained: tuple[str, str]) -> None:
+    for name in ("3 epochs", trained[1][-12:]):
+        page = pages.open(f"/jobs/{name}")
+        expect(page.get_by_role("heading", name="3 epochs")).to_be_visible()
+        expect(page).to_have_url(f"{pages.url}/jobs/{trained[1]}")
+    page = pages.open("/jobs/4 epochs")
+    expect(page.get_by_role("alert")).to_contain_text("4 epochs")
+    page.get_by_role("link", name="Search the list of jobs for it").click()
+    expect(page).to_have_url(f"{pages.url}/?search=4%20epochs")

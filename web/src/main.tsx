@@ -9,6 +9,7 @@ import { watchForEnds } from "./frame/watched";
 import { ComparePage } from "./pages/Compare";
 import { DevicePage } from "./pages/Device";
 import { JobPage } from "./pages/Job";
+import { isJobId, JobByName } from "./pages/JobByName";
 import { JobsPage } from "./pages/Jobs";
 import { NodesPage } from "./pages/Nodes";
 import { QuotaPage } from "./pages/Quota";
@@ -33,6 +34,7 @@ const unreachable = signal(false);
 function Page() {
   const path = place.value.pathname;
   const job = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
+  if (job && !isJobId(job)) return <JobByName key={job} name={decodeURIComponent(job)} />;
   if (job) return <JobPage key={job} id={job} />;
   const device = /^\/devices\/([^/]+)$/.exec(path)?.[1];
   if (device) return <DevicePage key={device} id={decodeURIComponent(device)} />;
