@@ -206,13 +206,11 @@ class CheckpointPolicy(Strict):
 
 ExportFormat = Literal["tensorboard", "mlflow", "wandb"]
 Export = Annotated[
-    tuple[ExportFormat, ...],
+    Annotated[tuple[ExportFormat, ...], Field(max_length=3), AfterValidator(_each_once)] | None,
     Field(
-        max_length=3,
         description="tools that the metrics are written for at the end, as artifacts `exported-tensorboard/`, "
         "`exported-mlflow/` (a store of files) and `exported-wandb/` (an offline run)",
     ),
-    AfterValidator(_each_once),
 ]
 
 
@@ -241,7 +239,7 @@ class RecipeProgram(Strict):
     )
     bundle: BundleId | None = Field(None, description="code that `package.module:attribute` references may name")
     secrets: Secrets = None
-    export: Export = ()
+    export: Export = None
 
 
 class ScriptProgram(Strict):
@@ -270,7 +268,7 @@ class ScriptProgram(Strict):
         description="which files of the working directory are kept, as patterns of .gitignore; empty: none; "
         "left out: all but caches and downloaded data sets",
     )
-    export: Export = ()
+    export: Export = None
 
     @property
     def is_file(self) -> bool:

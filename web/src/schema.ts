@@ -2394,9 +2394,9 @@ export interface components {
             /**
              * Export
              * @description tools that the metrics are written for at the end, as artifacts `exported-tensorboard/`, `exported-mlflow/` (a store of files) and `exported-wandb/` (an offline run)
-             * @default []
+             * @default null
              */
-            export?: ("tensorboard" | "mlflow" | "wandb")[];
+            export?: ("tensorboard" | "mlflow" | "wandb")[] | null;
         };
         /** Report */
         Report: {
@@ -2787,9 +2787,9 @@ export interface components {
             /**
              * Export
              * @description tools that the metrics are written for at the end, as artifacts `exported-tensorboard/`, `exported-mlflow/` (a store of files) and `exported-wandb/` (an offline run)
-             * @default []
+             * @default null
              */
-            export?: ("tensorboard" | "mlflow" | "wandb")[];
+            export?: ("tensorboard" | "mlflow" | "wandb")[] | null;
         };
         /** SecretList */
         SecretList: {
