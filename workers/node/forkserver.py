@@ -319,6 +319,8 @@ def _fork_spare(plan: BoxPlan | None) -> tuple[int, socket.socket] | None:
             else:
                 theirs.close()
                 _run_supervisor(_read_config(descriptors[0]), descriptors[1], box)
+        except BaseException:  # noqa: BLE001  (the next launch does without it)
+            traceback.print_exc()
         finally:
             os._exit(0)
     theirs.close()
