@@ -139,7 +139,7 @@ class JobService:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
         view = await self._records.read_view(who.tenant, job)
         refuse_body(body)
-        wanted = parse_spec(view.spec.as_json)  # it was accepted once, maybe by an earlier version
+        wanted = parse_spec(_without_dependencies(view.spec))  # it was accepted once, maybe by an earlier version
         digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
         return await self._store_job(who, wanted, digest, idempotency_key, caller, parent=job)
 
@@ -424,6 +424,15 @@ class JobService:
         records = await self._records.read_attempts(who.tenant, job)
         fleet = await self._fleet.read_facts()
         return AttemptList([views.attempt_view(record, fleet) for record in records])
+
+
+def _without_dependencies(spec: JobSpec) -> bytes:
+    """What it depended on has ended, and may be gone."""
+    if not spec.depends_on:
+        return spec.as_json
+    fields = msgspec.json.decode(spec.as_json)
+    del fields["depends_on"]
+    return msgspec.json.encode(fields)
 
 
 def _require_version(record: JobRecord, versions: Collection[int] | None) -> None:

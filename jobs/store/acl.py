@@ -45,7 +45,7 @@ _JOBS: Final = (
     *("job", "spec", "packed", "attempt", "jobs", "names", "tails", "named", "finished", "changes", "seq"),
     *("queue", "gangs", "hold", "backoff", "leases", "outbox"),
     *("pools", "nodes", "policies", "pool", "node", "free", "held", "quarantine", "devices", "suspects", "history"),
-    *("waiting", "turns", "use", "placed", "weights", "timed"),
+    *("waiting", "turns", "use", "placed", "weights", "timed", "needed", "awaiting"),
     *("provided", "blocks", "block", "ended"),
     *("quotas", "parked", "usage"),
     *("webhooks", "webhook", "webhook_outbox", "delivery", "webhook_tenants", "webhook_fleet", "webhook_due"),

@@ -24,6 +24,7 @@ SHARED_PARTS = (
     "notifications",
     "webhooks",
     "usage",
+    "dependencies",
     "transitions",
     "parts",
     "bundles",
@@ -32,6 +33,7 @@ SHARED_PARTS = (
     "shares",
     "queues",
     "quotas",
+    "awaiting",
     "history",
     "policies",
     "devices",
@@ -40,6 +42,7 @@ SHARED_PARTS = (
     "drains",
     "preemptions",
     "blocks",
+    "submits",
 )
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; what
 #: brings new data is refused cleanly; everything else must go on, or running jobs could neither renew leases nor end.

@@ -34,6 +34,8 @@ keys.WEIGHTS = 'sy:weights'  -- weights of tenants that the operator has set; th
 function keys.hold(pool) return 'sy:hold:' .. pool end
 keys.BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
 keys.TIMED = 'sy:timed'      -- refs of queued jobs that have a time before which they do not start, by that
+function keys.needed(ref) return 'sy:needed:' .. ref end  -- refs of jobs that wait for the end of this one
+keys.AWAITING = 'sy:awaiting'  -- refs of queued jobs that wait for others, or for a turn in their group, by when to look again
 keys.LEASES = 'sy:leases'    -- refs of attempts that hold a lease
 keys.OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts that are not claimed, by when the hint is due
 keys.LEADER = 'sy:leader'    -- the process that reaps

@@ -13,11 +13,24 @@ local function enqueue(ref)
   if tonumber(room[2] or 0) >= tonumber(devices) then wake_scheduler() end
 end
 
--- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended or its time has
--- not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
+-- What people are told of a job that waits for others.
+local function awaiting_message(awaits)
+  local ids = {}
+  for id in string.gmatch(awaits, '%S+') do ids[#ids + 1] = id end
+  return 'it waits until ' .. (#ids == 1 and 'job ' or #ids .. ' jobs have succeeded: ') .. table.concat(ids, ', ')
+    .. (#ids == 1 and ' has succeeded' or '')
+end
+
+-- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended, waits for other
+-- jobs, or its time has not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
 local function queue_job(ref, reason, message, extra)
-  local suspended, start_after = unpack(redis.call('HMGET', keys.job(ref), 'suspended', 'start_after'))
+  local suspended, start_after, awaits = unpack(redis.call('HMGET', keys.job(ref), 'suspended', 'start_after', 'awaits'))
   if suspended == '1' then return move(ref, 'queued', 'suspended', '', extra) end
+  if awaits then  -- also where it is empty: the next dispatch sees what is unmet
+    move(ref, 'queued', 'waiting_for_jobs', awaiting_message(awaits), extra)
+    redis.call('ZADD', keys.AWAITING, 0, ref)
+    return wake_scheduler()
+  end
   if start_after and tonumber(start_after) > now_us() then
     move(ref, 'queued', 'waiting_for_time', '', extra)
     return redis.call('ZADD', keys.TIMED, start_after, ref)
@@ -33,6 +46,7 @@ local function dequeue(ref)
   redis.call('ZREM', key, ref)
   redis.call('ZREM', keys.BACKOFF, ref)
   redis.call('ZREM', keys.TIMED, ref)
+  redis.call('ZREM', keys.AWAITING, ref)
   redis.call('ZREM', keys.tenant_queue(fields[1], class, (split_job_ref(ref))), ref)
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
   local hold = keys.hold(fields[1])

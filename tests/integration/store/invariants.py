@@ -78,6 +78,7 @@ def violations(client: "redis.Redis", *, one_version: bool = True) -> list[str]:
         *_indexes(keys),
         *_names(keys),
         *_queues(keys),
+        *_dependencies(keys),
         *(_shares(keys) if one_version else ()),
         *_attempts(keys),
         *_devices(keys),
@@ -160,7 +161,7 @@ def _names(keys: Keys) -> Iterator[str]:
 def _queues(keys: Keys) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for name, members in keys.zsets.items():
-        if name.startswith(("sy:queue:", "sy:parked:")) or name in ("sy:backoff", "sy:timed"):
+        if name.startswith(("sy:queue:", "sy:parked:")) or name in ("sy:backoff", "sy:timed", "sy:awaiting"):
             for member in members:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
@@ -172,7 +173,8 @@ def _queues(keys: Keys) -> Iterator[str]:
             special = {
                 b"backing_off": ["sy:backoff"],
                 b"waiting_for_time": ["sy:timed"],
-                b"suspended": [],
+                b"waiting_for_jobs": ["sy:awaiting"],
+                b"suspended": ["sy:awaiting"] if b"unmet" in job else [],
                 b"waiting_for_quota": [parked],
             }
             if places != special.get(job[b"reason"], [queue]):
@@ -196,6 +198,32 @@ def _queues(keys: Keys) -> Iterator[str]:
             classes = {each for each in waiting_classes if ("x" in each) == name.startswith("sy:gangs:")}
             if {member.decode() for member in keys.sets[name]} != classes:
                 yield f"{name} lists other classes than wait: {classes}"
+
+
+def _dependencies(keys: Keys) -> Iterator[str]:
+    """A job that waits is known to all that it waits for, and each of those can still end."""
+    jobs = keys.hashes_at("sy:job:")
+    wanted: dict[str, set[str]] = {}
+    for ref, job in jobs.items():
+        if b"awaits" not in job:
+            if job[b"reason"] == b"waiting_for_jobs" or b"unmet" in job:
+                yield f"job {ref} waits for no job, and says {job[b'reason'].decode()}, {job.get(b'unmet')!r}"
+            continue
+        if job[b"reason"] not in (b"waiting_for_jobs", b"suspended") or job[b"state"] != JobState.QUEUED.encode():
+            yield f"job {ref} waits for {job[b'awaits'].decode()}, and says {job[b'reason'].decode()}"
+        for awaited in job[b"awaits"].decode().split():
+            wanted.setdefault(f"{ref.split('/')[0]}/{awaited}", set()).add(ref)
+    for awaited in wanted:
+        if JobState(jobs[awaited][b"state"].decode()) in TERMINAL:
+            yield f"{awaited} has ended, and {wanted[awaited]} were not told"
+    prefix = "sy:needed:"
+    found = {
+        name.removeprefix(prefix): set(map(bytes.decode, members))
+        for name, members in keys.sets.items()
+        if name.startswith(prefix)
+    }
+    if found != wanted:
+        yield f"jobs are needed by {found}, and should be by {wanted}"
 
 
 def _on_devices(keys: Keys) -> set[str]:

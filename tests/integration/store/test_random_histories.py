@@ -32,6 +32,7 @@ from jobs.model.state import (
 from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, shares
 from jobs.store.accounts import quotas
 from shardyard.contract.errors import (
+    InvalidSpec,
     JobFinished,
     JobNotFinished,
     NotFound,
@@ -79,6 +80,8 @@ class History(RuleBasedStateMachine):
         self.seen: dict[str, JobRecord] = {}
         self.stale_beats: list[tuple[PartId, int]] = []
         self.cancelled: set[str] = set()
+        self.depends: dict[str, list[str]] = {}
+        self.ends: dict[str, JobState] = {}
         self.places = dict.fromkeys(NODES, ("network", ""))
 
     @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)), boxes=st.permutations(BOXES))
@@ -120,6 +123,23 @@ class History(RuleBasedStateMachine):
         except (TooLargeForPool, OverQuota, QuotaExceeded):
             return
         self.seen[job] = self.world.job(job)
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data(), start=st.sampled_from((None, None, 3600)))
+    def submit_what_waits(self, data: st.DataObject, start: float | None) -> None:
+        """Jobs that wait are themselves waited for, so that chains come about."""
+        jobs = data.draw(st.lists(st.sampled_from(sorted(self.seen)), min_size=1, max_size=3, unique=True))
+        tenant = self.world.tenant(jobs[0])
+        own = [job for job in jobs if self.world.tenant(job) == tenant]
+        try:
+            job = self.world.submit(tenant=tenant, depends_on=own, start_after=start)
+        except (OverQuota, QuotaExceeded):
+            return
+        except InvalidSpec:
+            assert any(job not in self.seen for job in own)
+            return
+        self.seen[job] = self.world.job(job)
+        self.depends[job] = own
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
@@ -180,6 +200,7 @@ class History(RuleBasedStateMachine):
     def dispatch(self, hold: float) -> None:
         for attempt in self.world.run(store.dispatch(hold)).created:
             assert attempt.job not in self.cancelled, "nothing starts after a cancel"
+            self.dependencies_have_succeeded(attempt)
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
 
@@ -209,6 +230,7 @@ class History(RuleBasedStateMachine):
         """The usual course in one step, so that histories get far."""
         self.submit(1, 1, 1, retries, "", TENANT)
         for attempt in self.world.run(store.dispatch(NEVER)).created:
+            self.dependencies_have_succeeded(attempt)
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
             self.world.claim(attempt.job, "x")
@@ -341,6 +363,10 @@ class History(RuleBasedStateMachine):
             now = self.world.job(job)
             assert STATE_OF[now.reason] is now.state
             assert now.version >= before.version
+            if now.state in TERMINAL:
+                self.ends[job] = now.state
+            if now.reason is StateReason.DEPENDENCY_FAILED:
+                assert any(self.ends.get(each) not in (None, JobState.SUCCEEDED) for each in self.depends[job])
             if before.state in TERMINAL:
                 assert now == before
             elif now.state is not before.state:
@@ -368,6 +394,10 @@ class History(RuleBasedStateMachine):
         alone = self.world.job(attempt.job).nodes == 1
         expected = node.policy.network if alone and node.info.has_right("network") else "host"
         assert record.network == self.world.job(attempt.job).network == expected
+
+    def dependencies_have_succeeded(self, attempt: AttemptId) -> None:
+        """Of one that was dispatched just now. No job is forgotten before its end was seen here."""
+        assert {self.ends.get(job) for job in self.depends.get(attempt.job, [])} <= {JobState.SUCCEEDED}
 
     def gang_stands_together(self, attempt: AttemptId) -> None:
         """Of one that was dispatched just now: it has as many devices of as many nodes as it wants, which reach each

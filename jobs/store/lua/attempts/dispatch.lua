@@ -1,4 +1,5 @@
--- b: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Anyone may call it at any time.
+-- b, f: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Before that, jobs that wait for
+-- others (`awaiting.lua`) are queued, or cancelled where they wait in vain. Anyone may call it at any time.
 -- The order is by priority, then by the shares of tenants (`shares.lua`), then by arrival. Only the head of each class (pool,
 -- devices and nodes wanted) is looked at, so the cost grows neither with the queue nor with the tenants that wait in it.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
@@ -21,6 +22,7 @@ local function end_backoff(from, to)
     queue_job(ref, 'waiting_for_devices', '')
   end
 end
+settle_awaiting(max_jobs)
 end_backoff('-inf', int(now))
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', keys.TIMED, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
   redis.call('ZREM', keys.TIMED, ref)
