@@ -54,6 +54,7 @@ class StateReason(StrEnum):
     WAITING_FOR_QUOTA = "waiting_for_quota"
     WAITING_FOR_TIME = "waiting_for_time"
     WAITING_FOR_JOBS = "waiting_for_jobs"
+    WAITING_FOR_TURN = "waiting_for_turn"
     SUSPENDED = "suspended"
     SERVICE_STOPPED = "service_stopped"
     DRAINED = "drained"
@@ -102,6 +103,7 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.WAITING_FOR_QUOTA: JobState.QUEUED,
     StateReason.WAITING_FOR_TIME: JobState.QUEUED,
     StateReason.WAITING_FOR_JOBS: JobState.QUEUED,
+    StateReason.WAITING_FOR_TURN: JobState.QUEUED,
     StateReason.SUSPENDED: JobState.QUEUED,
     StateReason.SERVICE_STOPPED: JobState.QUEUED,
     StateReason.DRAINED: JobState.QUEUED,
@@ -134,6 +136,7 @@ OUT_OF_QUEUE = frozenset(
         StateReason.BACKING_OFF,
         StateReason.WAITING_FOR_TIME,
         StateReason.WAITING_FOR_JOBS,
+        StateReason.WAITING_FOR_TURN,
         StateReason.WAITING_FOR_QUOTA,
         StateReason.SUSPENDED,
     }

@@ -93,7 +93,7 @@ def submit(
             )
             return SubmitReply(job, True, JobView(record, spec, _read_queue(queue)))
         status, *detail = (part.decode() for part in reply)
-        _raise_if_refused(status, detail, spec)
+        raise_if_refused(status, detail, spec)
         # The repeat of a call whose reply was lost is answered as that was.
         return SubmitReply(detail[0], detail[0] == job)
 
@@ -102,27 +102,34 @@ def submit(
         decode,
         tenant=tenant,
         id=job,
-        pool=spec.pool,
-        devices=spec.resources.devices,
-        nodes=spec.resources.nodes,
-        priority=spec.priority,
-        name=spec.name or "",
-        strategy=spec.parallelism.strategy,
-        labels=msgspec.json.encode(spec.labels),
-        spec=encode_spec(spec),
-        max_retries=spec.limits.max_retries,
         idem=idempotency_key,
         digest=digest,
         remembered_seconds=IDEMPOTENCY_SECONDS,
         parent=parent,
         token=token,
-        bundle=(spec.program.bundle or "").removeprefix("sha256:"),
-        wall=repr(spec.limits.wall_seconds),
-        start_after=_encode_start(spec),
-        depends_on=" ".join(spec.depends_on or ()),
+        **spec_arguments(spec),
         traceparent=trace.traceparent,
         caller_span=trace.caller_span,
     )
+
+
+def spec_arguments(spec: JobSpec) -> dict[str, Word]:
+    """What the functions that store a job are told of its spec."""
+    return {
+        "pool": spec.pool,
+        "devices": spec.resources.devices,
+        "nodes": spec.resources.nodes,
+        "priority": spec.priority,
+        "name": spec.name or "",
+        "strategy": spec.parallelism.strategy,
+        "labels": msgspec.json.encode(spec.labels),
+        "spec": encode_spec(spec),
+        "max_retries": spec.limits.max_retries,
+        "bundle": (spec.program.bundle or "").removeprefix("sha256:"),
+        "wall": repr(spec.limits.wall_seconds),
+        "start_after": _encode_start(spec),
+        "depends_on": " ".join(spec.depends_on or ()),
+    }
 
 
 def _encode_start(spec: JobSpec) -> str:
@@ -134,7 +141,7 @@ def _encode_start(spec: JobSpec) -> str:
     return f"+{int(spec.start_after * 1e6)}"
 
 
-def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
+def raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
     if status == "conflict":
         raise IdempotencyConflict(
             f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
@@ -242,6 +249,7 @@ class JobFilter:
     pool: str = ""
     label: tuple[str, str] | None = None
     name: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +333,7 @@ def _filter_arguments(tenant: str, chosen: JobFilter) -> dict[str, Word]:
         "label_key": key,
         "label_value": value,
         "name": chosen.name,
+        "group": job_ref(tenant, chosen.group) if chosen.group else "",
     }
 
 

@@ -2942,7 +2942,7 @@ export interface components {
          * @description Why a job is in its state, or why an attempt ended.
          * @enum {string}
          */
-        StateReason: "waiting_for_devices" | "no_live_node" | "waiting_for_nodes" | "unboxed" | "node_has_no_address" | "storage_low" | "backing_off" | "waiting_for_quota" | "waiting_for_time" | "waiting_for_jobs" | "suspended" | "service_stopped" | "drained" | "preempted" | "starting" | "running" | "cancelling" | "completed" | "cancelled_by_user" | "dependency_failed" | "rank_failed" | "code_error" | "out_of_memory" | "resource_limit" | "wall_limit" | "stalled" | "rejected_by_worker" | "start_failed" | "storage_failed" | "supervisor_lost" | "lease_expired" | "node_lost" | "link_lost";
+        StateReason: "waiting_for_devices" | "no_live_node" | "waiting_for_nodes" | "unboxed" | "node_has_no_address" | "storage_low" | "backing_off" | "waiting_for_quota" | "waiting_for_time" | "waiting_for_jobs" | "waiting_for_turn" | "suspended" | "service_stopped" | "drained" | "preempted" | "starting" | "running" | "cancelling" | "completed" | "cancelled_by_user" | "dependency_failed" | "rank_failed" | "code_error" | "out_of_memory" | "resource_limit" | "wall_limit" | "stalled" | "rejected_by_worker" | "start_failed" | "storage_failed" | "supervisor_lost" | "lease_expired" | "node_lost" | "link_lost";
         /**
          * Straggler
          * @description Makes one device slow on purpose, to see how the report shows it.

@@ -1,7 +1,7 @@
 -- New jobs: what refuses them, and how they are stored.
 
 -- Others use these; what they are made of is in a block: a chunk of Lua has at most 200 local names.
-local refuse_unfit, refuse_dependencies, store_job
+local refuse_unfit, refuse_dependencies, store_job, refuse_children, store_children
 do
 
 local MAX_DEPENDENTS = 1000  -- of one job: all hear of its end in one call
@@ -49,7 +49,7 @@ local function await_jobs(tenant, ref, ids)
 end
 
 -- Fields of a new job that are stored only where there are any.
-local OPTIONAL = {'parent', 'token', 'bundle', 'idem', 'traceparent', 'caller_span'}
+local OPTIONAL = {'parent', 'token', 'bundle', 'idem', 'traceparent', 'caller_span', 'group', 'child', 'turn'}
 
 -- Stores a job that nothing refuses, and queues it. `job` has the arguments of `submit` by their names. Returns when it was
 -- created, and its `start_after`, or ''.
@@ -68,7 +68,7 @@ function store_job(tenant, id, job)
   if job.nodes ~= '1' then redis.call('HSET', keys.job(ref), 'nodes', job.nodes) end
   if start_after ~= '' then redis.call('HSET', keys.job(ref), 'start_after', start_after) end
   for _, field in ipairs(OPTIONAL) do
-    if job[field] ~= '' then redis.call('HSET', keys.job(ref), field, job[field]) end
+    if (job[field] or '') ~= '' then redis.call('HSET', keys.job(ref), field, job[field]) end
   end
   redis.call('ZADD', keys.jobs(tenant), 0, id)
   redis.call('ZADD', keys.names(tenant), 0, name_digest(job.name) .. id)
@@ -79,8 +79,52 @@ function store_job(tenant, id, job)
   end
   if bundle_ref then use_bundle(bundle_ref, 1) end
   await_jobs(tenant, ref, job.depends_on)
+  if job.group then
+    redis.call('HSET', keys.children(job.group), job.child, id)
+    redis.call('ZADD', keys.group_jobs(job.group), 0, id)
+  end
   queue_job(ref, 'waiting_for_devices', '')
   return created, start_after
+end
+
+-- Fields of each job of a group, in the order of the arguments.
+local CHILD_FIELDS = {'child', 'id', 'pool', 'devices', 'nodes', 'priority', 'name', 'strategy', 'labels', 'spec', 'max_retries',
+  'bundle', 'wall', 'start_after', 'depends_on', 'traceparent', 'caller_span'}
+
+-- The jobs of a group among arguments, from the one at `first` on.
+local function read_children(arguments, first)
+  local children = {}
+  for start = first, #arguments, #CHILD_FIELDS do
+    local child = {parent = '', idem = ''}
+    for place, field in ipairs(CHILD_FIELDS) do child[field] = arguments[start + place - 1] end
+    children[#children + 1] = child
+  end
+  return children
+end
+
+-- What refuses the jobs of a group, as for `submit`, with the number of the one that it is about in front; and the jobs.
+function refuse_children(tenant, token, arguments, first)
+  local children, bytes, devices = read_children(arguments, first), 0, 0
+  for _, child in ipairs(children) do
+    local refused = refuse_unfit(child.pool, child.devices, child.nodes) or refuse_dependencies(tenant, child.depends_on)
+    if not refused and child.bundle ~= '' and redis.call('EXISTS', keys.bundle(tenant .. '/' .. child.bundle)) == 0 then
+      refused = {'unknown_bundle'}
+    end
+    if refused then return {child.child, unpack(refused)} end
+    bytes, devices = bytes + #child.spec, math.max(devices, child.devices * child.nodes)
+  end
+  local refused = refuse_submit(tenant, token, devices, bytes, #children)
+  return refused and {'0', unpack(refused)} or nil, children
+end
+
+-- Stores jobs of a group, each of which waits for its turn. One whose number is there already is not stored again.
+function store_children(tenant, group, token, children)
+  for _, child in ipairs(children) do
+    if redis.call('HEXISTS', keys.children(group), child.child) == 0 then
+      child.group, child.token, child.turn = group, token, '1'
+      store_job(tenant, child.id, child)
+    end
+  end
 end
 
 end

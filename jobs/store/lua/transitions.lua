@@ -55,7 +55,8 @@ local function move(ref, state, reason, message, extra)
   if before ~= state then post_job_event(ref, before) end
   if is_terminal(state) then
     tell_dependents(ref, state)
-    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended', 'awaits', 'unmet')  -- of the queue only
+    leave_group(ref)
+    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended', 'awaits', 'unmet', 'turn')  -- of the queue only
     redis.call('ZADD', keys.FINISHED, int(now_us()), ref)
   end
 end

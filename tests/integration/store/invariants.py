@@ -79,6 +79,7 @@ def violations(client: "redis.Redis", *, one_version: bool = True) -> list[str]:
         *_names(keys),
         *_queues(keys),
         *_dependencies(keys),
+        *_groups(keys),
         *(_shares(keys) if one_version else ()),
         *_attempts(keys),
         *_devices(keys),
@@ -161,7 +162,11 @@ def _names(keys: Keys) -> Iterator[str]:
 def _queues(keys: Keys) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for name, members in keys.zsets.items():
-        if name.startswith(("sy:queue:", "sy:parked:")) or name in ("sy:backoff", "sy:timed", "sy:awaiting"):
+        if name.startswith(("sy:queue:", "sy:parked:", "sy:standby:")) or name in (
+            "sy:backoff",
+            "sy:timed",
+            "sy:awaiting",
+        ):
             for member in members:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
@@ -174,6 +179,7 @@ def _queues(keys: Keys) -> Iterator[str]:
                 b"backing_off": ["sy:backoff"],
                 b"waiting_for_time": ["sy:timed"],
                 b"waiting_for_jobs": ["sy:awaiting"],
+                b"waiting_for_turn": [f"sy:standby:{job.get(b'group', b'').decode()}"],
                 b"suspended": ["sy:awaiting"] if b"unmet" in job else [],
                 b"waiting_for_quota": [parked],
             }
@@ -224,6 +230,48 @@ def _dependencies(keys: Keys) -> Iterator[str]:
     }
     if found != wanted:
         yield f"jobs are needed by {found}, and should be by {wanted}"
+
+
+def _groups(keys: Keys) -> Iterator[str]:
+    """Each job of a group is in it, under a number of its own; only those have devices whose turn it is, and those that
+    wait for one are looked at."""
+    jobs = keys.hashes_at("sy:job:")
+    members: dict[str, dict[str, str]] = {}
+    for ref, job in jobs.items():
+        if b"group" in job:
+            members.setdefault(job[b"group"].decode(), {})[job[b"child"].decode()] = ref
+    groups = keys.hashes_at("sy:group:")
+    if set(groups) != set(members):
+        yield f"there are the groups {sorted(groups)}, and jobs of {sorted(members)}"
+    for group, children in members.items():
+        tenant, identity = group.split("/")
+        if identity.encode() not in keys.zsets.get(f"sy:groups:{tenant}:{groups[group][b'kind'].decode()}", {}):
+            yield f"group {group} is in no list"
+        known = {
+            number.decode(): f"{tenant}/{job.decode()}" for number, job in keys.hashes[f"sy:children:{group}"].items()
+        }
+        if not children.items() <= known.items():
+            yield f"group {group} has the jobs {children}, and knows {known}"
+        listed = {f"{tenant}/{job.decode()}" for job in keys.zsets.get(f"sy:group_jobs:{group}", {})}
+        if listed != set(children.values()):
+            yield f"group {group} has the jobs {children}, and lists {listed}"
+        active = {ref.decode() for ref in keys.sets.get(f"sy:active:{group}", set())}
+        turned = {ref for ref in listed if JobState(jobs[ref][b"state"].decode()) not in TERMINAL} - {
+            ref for ref in listed if b"turn" in jobs[ref]
+        }
+        if active != turned or len(active) > int(groups[group][b"max_concurrent"]):
+            yield f"group {group}: it is the turn of {active}, and should be of {turned}"
+        waits = f"sy:standby:{group}" in keys.zsets
+        if waits and group.encode() not in keys.zsets.get("sy:turns_due", {}):
+            yield f"group {group}: jobs wait for a turn, and nobody looks at them"
+    if not {group.decode() for group in keys.zsets.get("sy:turns_due", {})} <= set(groups):
+        yield f"turns are due in groups that are gone: {keys.zsets['sy:turns_due']}"
+    for prefix in ("sy:children:", "sy:group_jobs:", "sy:active:", "sy:standby:"):
+        kept = {
+            name.removeprefix(prefix) for name in (*keys.hashes, *keys.zsets, *keys.sets) if name.startswith(prefix)
+        }
+        if not kept <= set(groups):
+            yield f"{prefix} is left of groups that are gone: {kept - set(groups)}"
 
 
 def _on_devices(keys: Keys) -> set[str]:

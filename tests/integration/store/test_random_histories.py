@@ -29,7 +29,7 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, shares
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, groups, shares
 from jobs.store.accounts import quotas
 from shardyard.contract.errors import (
     InvalidSpec,
@@ -82,6 +82,8 @@ class History(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.depends: dict[str, list[str]] = {}
         self.ends: dict[str, JobState] = {}
+        self.groups: list[str] = []
+        self.cancelled_groups: set[str] = set()
         self.places = dict.fromkeys(NODES, ("network", ""))
 
     @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)), boxes=st.permutations(BOXES))
@@ -140,6 +142,45 @@ class History(RuleBasedStateMachine):
             return
         self.seen[job] = self.world.job(job)
         self.depends[job] = own
+
+    @rule(
+        devices=st.lists(st.integers(1, 2), min_size=1, max_size=4),
+        concurrent=st.integers(1, 2),
+        tenant=st.sampled_from(TENANTS),
+        repeated=st.booleans(),
+    )
+    def submit_a_group(self, devices: list[int], concurrent: int, tenant: str, repeated: bool) -> None:
+        """A repeat, as of one whose answer was lost, makes no job twice."""
+        group, call = self.world.new_group(devices, concurrent=concurrent, tenant=tenant)
+        try:
+            for _ in range(1 + repeated):
+                assert self.world.run(call).created
+        except (TooLargeForPool, OverQuota, QuotaExceeded):
+            return
+        assert len(self.world.children(group)) == len(devices)
+        self.groups.append(group)
+        self.see_children(group)
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data(), devices=st.lists(st.integers(1, 2), min_size=1, max_size=2), first=st.integers(0, 4))
+    def extend_a_group(self, data: st.DataObject, devices: list[int], first: int) -> None:
+        group = data.draw(st.sampled_from(self.groups))
+        call = self.world.more_children(group, devices, first=first)
+        with suppress(TooLargeForPool, OverQuota, QuotaExceeded):
+            if self.world.run(call):
+                assert group not in self.cancelled_groups
+                assert set(range(first, first + len(devices))) <= self.world.children(group).keys()
+        self.see_children(group)
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data())
+    def cancel_a_group(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.groups))
+        with suppress(NotFound):
+            self.world.run(groups.cancel_group(self.world.tenant(group), group, "sweep"))
+            self.cancelled_groups.add(group)
+            alive = {job for job in self.world.children(group).values() if job in self.seen}
+            self.cancelled |= {job for job in alive if self.seen[job].state not in TERMINAL}
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
@@ -377,6 +418,11 @@ class History(RuleBasedStateMachine):
             self.seen[job] = now
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def see_children(self, group: str) -> None:
+        for job in self.world.children(group).values():
+            if job not in self.ends and job not in self.seen:
+                self.seen[job] = self.world.job(job)
 
     def attempts(self) -> list[AttemptId]:
         """All attempts, newest jobs first: those are the ones that hypothesis draws most."""
