@@ -153,6 +153,7 @@ def _common_fields(job: JobRow, why: ReasonView, fleet: FleetFacts) -> dict[str,
         "first_step_at": utc(job.first_step),
         "finished_at": utc(job.finished),
         "placement": placement_views(job.placement, fleet, job.strategy),
+        "group": job.group,
         "archived": job.archived,
         "links": job_links(job.id, job.state),
     }
