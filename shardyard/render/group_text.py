@@ -1,6 +1,6 @@
 """Reports of comparisons and sweeps as plain text for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
@@ -30,6 +30,7 @@ def render_comparison(report: ComparisonReport, width: int = WIDTH) -> str:
     )
     sections = [
         ("variants", lambda _: _variant_table(report)),
+        ("not succeeded", lambda _: (plain_text(words) for words in failed_variants(report))),
         ("left out", lambda _: (plain_text(describe_left_out(one)) for one in report.left_out)),
         ("recommendation", lambda _: (plain_text(words) for words in describe_recommendation(report))),
         ("notes", lambda _: (plain_text(words) for words in report.notes)),
@@ -83,15 +84,27 @@ def variant_name(one: VariantResult) -> str:
     return f"{one.strategy} on {one.devices}"
 
 
-def outcome(one: VariantResult | TrialResult) -> str:
-    """Its state, and why where that is no success."""
-    return one.state if one.state == "succeeded" or not one.reason else f"{one.state}: {one.reason}"
+def describe_failures(jobs: Sequence[tuple[str, VariantResult | TrialResult]]) -> list[str]:
+    """Why jobs ended that did not succeed; with what each is called."""
+    return [
+        f"{name}: {one.state}, {one.reason}{f': {one.message}' if one.message else ''}"
+        for name, one in jobs
+        if one.state in ("failed", "cancelled")
+    ]
+
+
+def failed_variants(report: ComparisonReport) -> list[str]:
+    return describe_failures([(variant_name(one), one) for one in report.variants])
+
+
+def failed_trials(report: SweepReport) -> list[str]:
+    return describe_failures([(f"trial {one.number}", one) for one in report.trials])[:MAX_ROWS]
 
 
 def _variant_table(report: ComparisonReport) -> Iterator[RenderableType]:
     grid = make_grid(("variant", "state"), VARIANT_COLUMNS)
     for one in report.variants:
-        grid.add_row(variant_name(one), outcome(one), *variant_cells(one))
+        grid.add_row(variant_name(one), one.state, *variant_cells(one))
     yield grid
 
 
@@ -106,6 +119,7 @@ def render_sweep(report: SweepReport, width: int = WIDTH) -> str:
         head.append(f"best: trial {best.number}, {report.metric} {format_measure(best.value)}, {describe_values(best)}")
     sections = [
         ("trials", lambda _: _trial_table(report)),
+        ("not succeeded", lambda _: (plain_text(words) for words in failed_trials(report))),
         ("notes", lambda _: (plain_text(words) for words in report.notes)),
     ]
     return render_page(head, sections, width)
@@ -151,5 +165,5 @@ def _value(value: object) -> str:
 def _trial_table(report: SweepReport) -> Iterator[RenderableType]:
     grid = make_grid(("trial", "state"), trial_columns(report))
     for one in ranked_trials(report)[:MAX_ROWS]:
-        grid.add_row(str(one.number), outcome(one), *trial_cells(report, one))
+        grid.add_row(str(one.number), one.state, *trial_cells(report, one))
     yield grid

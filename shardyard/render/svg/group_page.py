@@ -10,7 +10,8 @@ from shardyard.render.group_text import (
     describe_recommendation,
     describe_search,
     describe_values,
-    outcome,
+    failed_trials,
+    failed_variants,
     ranked_trials,
     trial_cells,
     trial_columns,
@@ -38,7 +39,7 @@ def draw_sweep(report: SweepReport) -> str:
 
 def comparison_report_page(report: ComparisonReport) -> str:
     title = f"Comparison {report.name}"
-    rows = [[variant_name(one), outcome(one), *variant_cells(one)] for one in report.variants]
+    rows = [[variant_name(one), one.state, *variant_cells(one)] for one in report.variants]
     about = f"{describe_length(report)}; {report.state}"
     said = [element("p", words, class_="verdict") for words in describe_recommendation(report)]
     left = [describe_left_out(one) for one in report.left_out]
@@ -48,7 +49,7 @@ def comparison_report_page(report: ComparisonReport) -> str:
             page_section("Recommendation", *said),
             page_section("Variants", _table(["variant", "state"], VARIANT_COLUMNS, rows)),
             _curves_section(_variant_curves(report)),
-            *_lists({"Left out": left, "Notes": report.notes}),
+            *_lists({"Not succeeded": failed_variants(report), "Left out": left, "Notes": report.notes}),
         ]
     )
     return html_document(title, body)
@@ -56,7 +57,7 @@ def comparison_report_page(report: ComparisonReport) -> str:
 
 def sweep_report_page(report: SweepReport) -> str:
     title = f"Sweep {report.name}"
-    rows = [[str(one.number), outcome(one), *trial_cells(report, one)] for one in ranked_trials(report)[:_MOST]]
+    rows = [[str(one.number), one.state, *trial_cells(report, one)] for one in ranked_trials(report)[:_MOST]]
     best = next((one for one in report.trials if one.number == report.best), None)
     words = "No trial has ended with a value yet."
     if best is not None:
@@ -68,7 +69,7 @@ def sweep_report_page(report: SweepReport) -> str:
             page_section("Best", element("p", words, class_="verdict")),
             page_section("Trials", _table(["trial", "state"], trial_columns(report), rows)),
             _curves_section(_trial_curves(report)),
-            *_lists({"Notes": report.notes}),
+            *_lists({"Not succeeded": failed_trials(report), "Notes": report.notes}),
         ]
     )
     return html_document(title, body)
