@@ -37,6 +37,7 @@ NAMES: tuple[str, ...] = (
     "neighbours",
     "greedy_tenant",
     "short_jobs",
+    "comparisons",
     "training",
     "probe",
     "primitives",
