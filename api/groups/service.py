@@ -15,7 +15,7 @@ from api.http import audit, cursors
 from api.http.auth import Principal
 from api.jobs.service import JobService
 from api.schemas.requests import parse_comparison, parse_sweep
-from api.schemas.views import REASON_MESSAGES
+from api.schemas.views import HIDDEN, REASON_MESSAGES
 from jobs.model.records import JobRow
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState
@@ -171,11 +171,11 @@ class GroupService:
             max_concurrent=view.record.max_concurrent,
             steps=told["steps"],
             trials=[
-                Trial(values=told["values"][one.number], **_job_fields(one))
+                Trial(values=_shown_values(who, told["values"][one.number]), **_job_fields(one))
                 for one in jobs
                 if one.number < len(told["values"])
             ],
-            spec=told["spec"],
+            spec=_shown_spec(who, told["spec"]),
         )
 
     async def report_sweep(self, who: Principal, group: str) -> SweepReport:
@@ -249,6 +249,23 @@ def next_cursor(page: GroupPage) -> str | None:
 
 def new_id() -> str:
     return str(uuid_utils.uuid7())
+
+
+def _shown_spec(who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+    """Values of environment variables are for those who may submit jobs."""
+    program = spec.get("program")
+    if who.may_submit or not isinstance(program, dict) or not isinstance(program.get("env"), dict):
+        return spec
+    return spec | {"program": program | {"env": dict.fromkeys(program["env"], HIDDEN)}}
+
+
+def _shown_values(who: Principal, values: dict[str, Any]) -> dict[str, Any]:
+    """As `_shown_spec`. A path that leads into what is no variable alone may have several."""
+    if who.may_submit:
+        return values
+    return {
+        path: HIDDEN if path == "program" or path.startswith("program.env") else value for path, value in values.items()
+    }
 
 
 def _below_spec(fields: Iterable[FieldError]) -> list[FieldError]:

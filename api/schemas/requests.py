@@ -390,6 +390,7 @@ class SweepRequest(_GroupRequest):
 def parse_comparison(body: bytes) -> ComparisonRequest:
     """Raises MalformedJson, InvalidRequest."""
     problem = "the comparison is not valid"
+    _refuse_long(body, problem)
     wanted = _parse_body(ComparisonRequest, body, problem)
     for field in ("strategies", "devices"):
         values = getattr(wanted, field)
@@ -398,8 +399,14 @@ def parse_comparison(body: bytes) -> ComparisonRequest:
     return wanted
 
 
+def _refuse_long(body: bytes, problem: str) -> None:
+    if body.count(b",") > MAX_SPEC_VALUES:
+        raise InvalidRequest(f"{problem}: it may have {MAX_SPEC_VALUES} values at most")
+
+
 def parse_sweep(body: bytes) -> SweepRequest:
     """Raises MalformedJson, InvalidRequest."""
+    _refuse_long(body, "the sweep is not valid")
     wanted = _parse_body(SweepRequest, body, "the sweep is not valid")
     wrong = list(_wrong_of_sweep(wanted))
     if wrong:

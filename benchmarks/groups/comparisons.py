@@ -21,7 +21,7 @@ from benchmarks.harness.comparing import Figure, Say, Scale, in_turns, times_bet
 from benchmarks.harness.service import Service, service
 
 TITLE = "A comparison of nine variants"
-PROGRAM = Path(__file__).parent / "programs" / "training_loop.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "training_loop.py"
 STRATEGIES, DEVICES = ("dp", "ddp", "fsdp"), (1, 2, 4)
 STEPS, WARM_UP, ROWS = 50, 10, 60
 POLL_SECONDS = 0.1
