@@ -179,3 +179,28 @@ def test_a_turn_that_nobody_gave_back_is_found(world: World) -> None:
     world.redis.sadd(f"sy:active:{ref}", f"{TENANT}/{jobs[0]}")
     world.redis.zadd("sy:turns_due", {ref: 1})  # it is time to look again
     assert world.dispatch() == [jobs[1]]
+
+
+def test_jobs_of_a_group_run_on_one_node_that_fits_the_widest_of_them(world: World) -> None:
+    for name, devices in (("n1", 2), ("n2", 4), ("n3", 8)):
+        world.node(name, devices)
+    _, jobs = submit(world, [1, 4, 2])
+    for job in jobs:
+        assert world.dispatch() == [job]
+        assert world.job(job).node == "n2"
+        attempt = world.claim(job)
+        assert world.finish(attempt)
+        assert world.release(attempt, node="n2") > 0
+
+
+def test_a_job_of_a_group_does_not_wait_for_the_node_of_the_others(world: World) -> None:
+    world.node("n1", 2)
+    world.node("n2", 4)
+    _, jobs = submit(world, [2, 2])
+    assert world.dispatch() == jobs[:1]
+    assert world.job(jobs[0]).node == "n1"
+    world.finish_and_release(world.claim(jobs[0]))
+    other = world.submit(2)
+    world.run(store.drain_node("n1"))
+    assert sorted(world.dispatch()) == sorted([jobs[1], other])
+    assert world.job(jobs[1]).node == "n2"

@@ -73,6 +73,22 @@ local function find_nodes(fitting, head, avoided, sound)
   end
 end
 
+-- Where the jobs of a group run, if that node has room: what they measure should differ by what they are alone. The first of
+-- them takes a node that the widest would fit on as well.
+local function find_home(group, head, avoided, seen)
+  local home, widest = unpack(redis.call('HMGET', keys.group(group), 'home', 'widest'))
+  local fitting
+  if home then
+    local free = redis.call('ZSCORE', keys.free_nodes(pool), home)
+    fitting = free and tonumber(free) >= head.devices and has_demanded_box(home, policy) and {home} or {}
+  else
+    fitting = widest and find_fitting(tonumber(widest), seen) or {}
+  end
+  for _, node in ipairs(fitting) do
+    if node ~= avoided and not is_kept(node, head) then return {node} end
+  end
+end
+
 local function account_of(tenant)
   accounts[tenant] = accounts[tenant] or read_account(pool, tenant)
   return accounts[tenant]
@@ -118,14 +134,16 @@ local function lease(head)
   if head.nodes > 1 then seen = GANG_NODES_FACTOR * head.nodes + GANG_NODES_MORE end
   local fitting = find_fitting(devices, seen)
   if #fitting < head.nodes then return false end
-  local job = redis.call('HMGET', keys.job(ref), 'attempt', 'avoid', 'suspended')
+  local job = redis.call('HMGET', keys.job(ref), 'attempt', 'avoid', 'suspended', 'group')
   if job[3] == '1' then  -- an earlier version has ended its attempt, and queued it
     dequeue(ref)
     move(ref, 'queued', 'suspended', '')
     return true
   end
-  local nodes = find_nodes(fitting, head, job[2], careful and devices)
+  local nodes = job[4] and head.nodes == 1 and find_home(job[4], head, job[2], seen)
+    or find_nodes(fitting, head, job[2], careful and devices)
   if not nodes then return false end
+  if job[4] then redis.call('HSETNX', keys.group(job[4]), 'home', nodes[1]) end
   local number = tonumber(job[1]) + 1
   local attempt_ref, network = ref .. '/' .. number, choose_network(nodes)
   take_from_queue(head)

@@ -12,9 +12,10 @@ end
 if redis.call('EXISTS', keys.group(ref)) == 1 then return {'exists', group} end
 local refused, children = refuse_children(tenant, token, ARGV, 12)
 if refused then return {'refused', unpack(refused)} end
-local created = int(now_us())
+local created, widest = int(now_us()), 0
+for _, child in ipairs(children) do widest = math.max(widest, tonumber(child.devices)) end
 redis.call('HSET', keys.group(ref), 'kind', kind, 'name', name, 'labels', labels, 'definition', definition,
-  'max_concurrent', max_concurrent, 'token', token, 'created', created)
+  'max_concurrent', max_concurrent, 'token', token, 'created', created, 'widest', widest)
 redis.call('ZADD', keys.groups(tenant, kind), 0, group)
 store_children(tenant, ref, token, children)
 if key then redis.call('SET', key, group .. ' ' .. digest, 'EX', remembered_seconds) end
