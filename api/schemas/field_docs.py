@@ -261,7 +261,7 @@ COMMON: Final[Mapping[str, str]] = {
     "saved_at": "when it was saved",
     "scatter_ms": "dividing the batch",
     "scopes": "what it may do: read, submit, priority, admin, node",
-    "search": "grid, random or tpe",
+    "search": "grid or random",
     "seconds": "how long it took",
     "secret": "the secret, shown this once",
     "secrets": "secrets, without their values",

@@ -129,7 +129,7 @@ class Trial(Answer, frozen=True, kw_only=True):
 
 
 class Sweep(GroupSummary, frozen=True, kw_only=True):
-    search: str = ""  # grid | random | tpe
+    search: str = ""  # grid | random
     metric: str = ""
     mode: str = ""  # min | max
     planned: int = 0  # jobs that it will have had at its end

@@ -3177,7 +3177,7 @@ export interface components {
             links: {
                 [key: string]: string;
             };
-            /** @description grid, random or tpe */
+            /** @description grid or random */
             search: string;
             /** @description by what the best trial is chosen */
             metric: string;
@@ -3244,7 +3244,7 @@ export interface components {
             state: string;
             /** @description whether all of its jobs have ended */
             complete: boolean;
-            /** @description grid, random or tpe */
+            /** @description grid or random */
             search: string;
             /** @description by what the best trial is chosen */
             metric: string;

@@ -108,7 +108,15 @@ PLAIN = frozenset(
         *("GET /v1/sweeps", "GET /v1/sweeps/{sweep}", "GET /v1/sweeps/{sweep}/report"),
         *("GET /v1/jobs/columns", "GET /docs/problems", "GET /docs/problems/{code}"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
-        *("GET /compare", "GET /submit", "GET /sign-in", "GET /", "GET /jobs/{job}", "GET /devices/{device}"),
+        *(
+            "GET /compare",
+            "GET /groups",
+            "GET /submit",
+            "GET /sign-in",
+            "GET /",
+            "GET /jobs/{job}",
+            "GET /devices/{device}",
+        ),
         *("GET /assets/{name}", "GET /v1/node/files/{path:path}", "DELETE /v1/node/files/{path:path}"),
     }
 )
