@@ -1,19 +1,23 @@
 """What the jobs of a group have measured."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from api.data.attempt_files import SeriesQuery
 from api.data.fleet_cache import FleetCache
 from api.data.job_repository import JobRepository
+from api.groups.windows import MAX_WINDOWS, is_mark
 from api.http.auth import Principal
 from api.results.service import ResultService
 from api.schemas import views
 from jobs.model.records import JobRecord
-from jobs.model.state import JobState
+from jobs.model.state import TERMINAL, JobState
 from jobs.store.groups import Child
 from shardyard.contract.errors import NotFound, UnreadableSpec
 from shardyard.contract.groups import CurvePoint
@@ -22,6 +26,8 @@ from shardyard.contract.responses import PlacementView, SeriesView
 
 #: Jobs whose files are read at a time.
 READ_AT_ONCE = 8
+#: What jobs have measured that have ended, and so cannot change, which a process keeps.
+KEPT_MEASURES = 512
 #: Points of a curve in a report.
 MAX_CURVE_POINTS = 200
 
@@ -67,6 +73,7 @@ class MeasureReader:
         self._records = records
         self._results = results
         self._fleet = fleet
+        self._ended: OrderedDict[tuple[str, str, int], Measures] = OrderedDict()
 
     async def read_all(self, who: Principal, children: Sequence[Child]) -> list[Measures]:
         """In the order of the children."""
@@ -85,24 +92,38 @@ class MeasureReader:
             return Measures(None)
         if record.state is JobState.QUEUED or not record.attempt:
             return Measures(record)
+        key = (who.tenant, job, record.version)
+        if key in self._ended:
+            self._ended.move_to_end(key)
+            return self._ended[key]
+        found = await self._read_files(who, record)
+        if record.state in TERMINAL and found.report is not None and found.report.final:
+            self._ended[key] = found
+            if len(self._ended) > KEPT_MEASURES:
+                self._ended.popitem(last=False)
+        return found
+
+    async def _read_files(self, who: Principal, record: JobRecord) -> Measures:
         try:
-            report: Report | None = await self._results.read_splits(who, job, None, None)
+            report: Report | None = _shorten(await self._results.read_splits(who, record.id, None, None))
         except NotFound:
             report = None
         query = SeriesQuery(device=-1, name="loss")
-        series = (await self._results.read_metrics(who, job, None, query)).series
+        series = (await self._results.read_metrics(who, record.id, None, query)).series
         facts = await self._fleet.read_facts()
         placement = views.placement_views(record.placement, facts, record.strategy)
         return Measures(record, report, _step_ends(series), _read_curve(series), placement)
 
 
+def _shorten(report: Report) -> Report:
+    """What is read of it here, since many are kept."""
+    return msgspec.structs.replace(report, patterns=(), findings=(), notes={})
+
+
 def _step_ends(series: Sequence[SeriesView]) -> list[tuple[int, float]]:
-    return [
-        (point.step, datetime.fromisoformat(str(point.at)).timestamp())
-        for one in series
-        for point in one.points
-        if point.at is not None
-    ]
+    """Of the steps at which windows begin and end, as many as are measured at most."""
+    points = [point for one in series for point in one.points if point.at is not None and is_mark(point.step)]
+    return [(point.step, datetime.fromisoformat(str(point.at)).timestamp()) for point in points[: MAX_WINDOWS + 1]]
 
 
 def _read_curve(series: Sequence[SeriesView]) -> list[CurvePoint]:

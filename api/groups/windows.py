@@ -8,6 +8,8 @@ from itertools import pairwise
 
 #: Steps in which libraries warm up, and steps of one window; ranks of a group tell of every tenth step.
 WARM_UP_STEPS, WINDOW_STEPS = 10, 10
+#: Windows that are measured of a long run: its first ones.
+MAX_WINDOWS = 300
 #: Quantiles of Student's t for 95 %, by degrees of freedom; beyond them, that of many.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _T_OF_MANY = 2.1
@@ -24,9 +26,14 @@ class Throughput:
     windows: int
 
 
+def is_mark(step: int) -> bool:
+    """Whether a window begins or ends at a step."""
+    return step >= WARM_UP_STEPS and step % WINDOW_STEPS == 0
+
+
 def measure_throughput(ends: Sequence[tuple[int, float]], rows: int) -> Throughput | None:
     """Of steps that ended at these times in seconds, in their order, with so many rows each. None: too few of them."""
-    marks = [(step, at) for step, at in ends if step >= WARM_UP_STEPS and step % WINDOW_STEPS == 0]
+    marks = [(step, at) for step, at in ends if is_mark(step)]
     rates = [
         rows * (later - earlier) / (end - start)
         for (earlier, start), (later, end) in pairwise(marks)
