@@ -46,6 +46,9 @@ from api.events.service import EventService, StreamSlots
 from api.events.service_feed import ServiceFeed
 from api.fleet import routes as fleet_routes
 from api.fleet.service import FleetService
+from api.groups import routes as group_routes
+from api.groups.measures import MeasureReader
+from api.groups.service import GroupService
 from api.http import problems
 from api.http.audit_log import AuditLog
 from api.http.audit_middleware import AuditMiddleware
@@ -129,6 +132,7 @@ ROUTERS = (
     # Before the route of one job, which would take their words for ids.
     resolve_routes.router,
     table_routes.router,
+    group_routes.router,
     job_routes.router,
     explain_routes.router,
     bundle_routes.router,
@@ -339,11 +343,13 @@ def _build_services(
         SubmitLimits(disks, memory, settings.max_artifact_bytes),
         traces_are_on=traces_are_on,
     )
+    results = ResultService(records, telemetry, storage)
     return (
         jobs,
         ResolveService(control, jobs, storage),
         TableService(control, jobs, records, telemetry, authenticator),
-        ResultService(records, telemetry, storage),
+        results,
+        GroupService(control, jobs, records, MeasureReader(records, results, fleet)),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,

@@ -37,6 +37,7 @@ NAMES: tuple[str, ...] = (
     "neighbours",
     "greedy_tenant",
     "short_jobs",
+    "comparisons",
     "training",
     "probe",
     "primitives",
@@ -52,6 +53,7 @@ PACKAGES = {
     **dict.fromkeys(("dispatching", "fair_share", "start_estimates"), "pools"),
     "slurm_starts": "engines",
     "bucket": "storage",
+    "comparisons": "groups",
 }
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 600.0

@@ -1,5 +1,5 @@
-"""Writes the blocking client from the one that awaits: `client.py` and `webhooks.py` of `shardyard/client` from
-`async_client.py` and `async_webhooks.py`.
+"""Writes the blocking client from the one that awaits: in `shardyard/client`, `client.py`, `webhooks.py` and
+`groups/methods.py` from `async_client.py`, `async_webhooks.py` and `groups/async_methods.py`.
 
     python -m tools.generate_sync_client            write it
     python -m tools.generate_sync_client --check    end with exit code 1 where it is not up to date
@@ -24,12 +24,22 @@ WEBHOOKS_HEAD = '''"""The methods of `Client` that are about webhooks.
 Generated from `async_webhooks.py` by `python -m tools.generate_sync_client`: change that file, not this one.
 """
 '''
+GROUPS_HEAD = '''"""The methods of `Client` that are about comparisons and sweeps.
+
+Generated from `async_methods.py` by `python -m tools.generate_sync_client`: change that file, not this one.
+"""
+'''
 #: Source, target, and the first lines of that.
-FILES = (("async_client.py", "client.py", CLIENT_HEAD), ("async_webhooks.py", "webhooks.py", WEBHOOKS_HEAD))
+FILES = (
+    ("async_client.py", "client.py", CLIENT_HEAD),
+    ("async_webhooks.py", "webhooks.py", WEBHOOKS_HEAD),
+    ("groups/async_methods.py", "groups/methods.py", GROUPS_HEAD),
+)
 #: Pattern and replacement, in this order.
 SUBSTITUTIONS = (
     (r'\A""".*?"""\n', ""),
     (r"\bshardyard\.client\.async_webhooks\b", "shardyard.client.webhooks"),
+    (r"\bgroups\.async_methods\b", "groups.methods"),
     (r"import anyio\.to_thread\n", ""),
     (r"anyio\.to_thread\.run_sync\(([\w.]+), ", r"\1("),
     (r"\(await ((?:[\w.]+)\((?:[^()]|\([^()]*\))*\))\)", r"\1"),
@@ -42,7 +52,7 @@ SUBSTITUTIONS = (
     (r"\bAwaited(?=JobHandle|Pages)", "Blocking"),
     (r"\bAsyncTransport\b", "BlockingTransport"),
     (r"\ban `Async(?=\w)", "a `"),
-    (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job|WebhookMethods)", ""),
+    (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job|WebhookMethods|GroupMethods)", ""),
 )
 
 

@@ -40,6 +40,7 @@ PUBLIC = frozenset(
         "/sign-in",
         "/submit",
         "/compare",
+        "/groups",
         "/quota",
         "/webhooks",
         "/nodes",

@@ -147,6 +147,13 @@ def _checked_id(job: str) -> str:
     return job
 
 
+def checked_group_id(group: str, kind: str) -> str:
+    """As `_checked_id`, of a comparison or a sweep."""
+    if _JOB_ID.fullmatch(group) is None:
+        raise NotFound(f"there is no {kind} {group[:64]!r}")
+    return group
+
+
 async def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")]) -> str:
     """As `_checked_id`: what is not of the form of an id reaches no key and no path."""
     if re.fullmatch(r"sha256:[0-9a-f]{64}", bundle) is None:

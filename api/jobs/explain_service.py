@@ -28,6 +28,8 @@ from shardyard.formatting import count_noun, format_duration
 
 #: Estimates that are computed at once: each takes a core for a few hundredths of a second.
 ESTIMATES_AT_ONCE = 2
+#: When it starts is up to its own tenant's jobs, and no pool's queue tells.
+AFTER_OTHERS = frozenset({StateReason.WAITING_FOR_JOBS, StateReason.WAITING_FOR_TURN})
 #: An estimate further ahead than this says nothing.
 MAX_AHEAD_SECONDS = 365 * 86_400.0
 
@@ -44,7 +46,7 @@ class ExplainService:
         view = await self._records.read_view(who.tenant, job)
         record, facts = view.record, await self._store.run(read_queue(who.tenant, job))
         reason = views.reason_view(record, view.queue, await self._fleet.read_facts())
-        if record.state is not JobState.QUEUED or facts is None:
+        if record.state is not JobState.QUEUED or facts is None or record.reason in AFTER_OTHERS:
             return _explanation(record, reason)
         records = await self._store.run(shares.read_shares())
         async with self._slots:

@@ -17,8 +17,9 @@ async def choose_jobs(
     pool: Annotated[str, Query(max_length=63)] = "",
     label: Annotated[str, Query(max_length=320, description="key=value")] = "",
     name: Annotated[str, Query(max_length=200)] = "",
+    group: Annotated[str, Query(max_length=36, description="the id of a comparison or a sweep")] = "",
 ) -> JobFilter:
-    return JobFilter(state, pool, parse_label(label), name)
+    return JobFilter(state, pool, parse_label(label), name, group)
 
 
 ChosenJobs = Annotated[JobFilter, Depends(choose_jobs)]

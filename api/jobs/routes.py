@@ -135,7 +135,8 @@ async def show(
 async def resubmit(
     who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey, trace: CallersTrace
 ) -> Response:
-    """Submits a new job with the same spec, and with this job as its `parent_id`. It takes no body."""
+    """Submits a new job with the same spec, and with this job as its `parent_id`; what that depended on is left out. It
+    takes no body."""
     return _submitted(await jobs.resubmit(who, job, body, key, trace))
 
 

@@ -34,7 +34,7 @@ from jobs import store
 from jobs.model.records import AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState
-from jobs.model.trace_context import TraceContext, trace_job
+from jobs.model.trace_context import JobTrace, TraceContext, trace_job
 from jobs.protocol.names import job_ref
 from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
@@ -139,7 +139,7 @@ class JobService:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
         view = await self._records.read_view(who.tenant, job)
         refuse_body(body)
-        wanted = parse_spec(view.spec.as_json)  # it was accepted once, maybe by an earlier version
+        wanted = parse_spec(_without_dependencies(view.spec))  # it was accepted once, maybe by an earlier version
         digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
         return await self._store_job(who, wanted, digest, idempotency_key, caller, parent=job)
 
@@ -152,11 +152,7 @@ class JobService:
         caller: TraceContext | None,
         parent: str = "",
     ) -> SubmittedJob:
-        await self._limits.check(wanted)
-        if wanted.priority > 0 and not who.may_rank_first:
-            raise Forbidden("a priority above 0 needs a token with the scope 'priority'; submit with priority 0")
-        await self._bundles.check_entrypoint(who, wanted)
-        await self._secrets.check_secrets(who, wanted)
+        await self.check_spec(who, wanted)
         job = str(uuid_utils.uuid7())
         call = store.submit(
             who.tenant,
@@ -166,7 +162,7 @@ class JobService:
             digest=digest,
             parent=parent,
             token=who.token,
-            trace=trace_job(job_ref(who.tenant, job), caller, traces_are_on=self._traces_are_on),
+            trace=self.trace_of(who, job, caller),
         )
         failpoints.reach("submit.before_store")
         submitted = await self._store.run(call)
@@ -180,6 +176,22 @@ class JobService:
             status = views.job_status(submitted.view, None, self._fleet.last_facts)
         failpoints.reach("submit.before_reply")
         return SubmittedJob(status, submitted.created)
+
+    async def check_spec(self, who: Principal, wanted: JobSpec) -> None:
+        """Whether a job may be stored, as far as that is known before. Raises as `submit` does."""
+        await self._limits.check(wanted)
+        if wanted.priority > 0 and not who.may_rank_first:
+            raise Forbidden("a priority above 0 needs a token with the scope 'priority'; submit with priority 0")
+        await self._bundles.check_entrypoint(who, wanted)
+        await self._secrets.check_secrets(who, wanted)
+
+    def trace_of(self, who: Principal, job: str, caller: TraceContext | None) -> JobTrace:
+        """The trace that a new job belongs to; `caller` is the span that it belongs to."""
+        return trace_job(job_ref(who.tenant, job), caller, traces_are_on=self._traces_are_on)
+
+    async def largest_node(self, pool: str) -> int:
+        """How many devices the largest node of a pool has, or may have that its provider starts."""
+        return views.pool_view(pool, await self._fleet.read_fleet()).largest_node
 
     async def read_status(self, who: Principal, job: str) -> JobStatus:
         """The status as it is. Raises NotFound, UnreadableSpec."""
@@ -424,6 +436,15 @@ class JobService:
         records = await self._records.read_attempts(who.tenant, job)
         fleet = await self._fleet.read_facts()
         return AttemptList([views.attempt_view(record, fleet) for record in records])
+
+
+def _without_dependencies(spec: JobSpec) -> bytes:
+    """What it depended on has ended, and may be gone."""
+    if not spec.depends_on:
+        return spec.as_json
+    fields = msgspec.json.decode(spec.as_json)
+    del fields["depends_on"]
+    return msgspec.json.encode(fields)
 
 
 def _require_version(record: JobRecord, versions: Collection[int] | None) -> None:

@@ -40,6 +40,33 @@ SPECS: dict[str, dict[str, Any]] = {
     },
 }
 
+COMPARISONS: dict[str, dict[str, Any]] = {
+    "dp_against_ddp": {
+        "spec": {"name": "digits", "program": _CLASSIFIER},
+        "strategies": ["single", "dp", "ddp"],
+        "devices": [1, 2],
+        "steps": 50,
+    }
+}
+
+SWEEPS: dict[str, dict[str, Any]] = {
+    "a_grid": {
+        "spec": {"name": "digits", "program": _CLASSIFIER},
+        "grid": {"program.data.batch_size": [16, 32, 64], "program.optimizer.args.lr": [0.05, 0.1]},
+        "max_concurrent": 2,
+    },
+    "at_random": {
+        "spec": {"name": "digits", "program": _CLASSIFIER},
+        "random": {
+            "program.optimizer.args.lr": {"min": 0.001, "max": 0.1, "log": True},
+            "program.data.batch_size": [16, 32, 64],
+        },
+        "trials": 20,
+        "seed": 1,
+        "metric": "metrics.accuracy",
+    },
+}
+
 CANCELS: dict[str, dict[str, Any]] = {
     "waiting_jobs_of_a_team": {"state": "queued", "label": "team=vision"},
     "all_jobs": {"all": True},
@@ -98,6 +125,8 @@ REACHES: dict[str, dict[str, Any]] = {"a_port": {"port": 40_001, "nonce": "01234
 #: Example values of parameters in paths, queries and headers.
 PARAMETERS: dict[str, str] = {
     "job": "01980000-0000-7000-8000-000000000001",
+    "comparison": "01980000-0000-7000-8000-000000000002",
+    "sweep": "01980000-0000-7000-8000-000000000003",
     "against": "01980000-0000-7000-8000-000000000002",
     "path": "report.json",
     "bundle": "sha256:" + "0123456789abcdef" * 4,

@@ -47,6 +47,7 @@ To build it, run <code>make web</code> in the repository, or install the package
 @router.get("/sign-in")
 @router.get("/submit")
 @router.get("/compare")
+@router.get("/groups")
 @router.get("/nodes")
 @router.get("/quota")
 @router.get("/webhooks")

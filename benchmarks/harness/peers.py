@@ -59,7 +59,7 @@ def torchrun(ranks: int, *program: str, deadline_seconds: float = DEADLINE_SECON
     Raises:
         subprocess.CalledProcessError, subprocess.TimeoutExpired: it failed, or hung.
     """
-    _run([*torchrun_command(ranks), *program], deadline_seconds)
+    run_to_end([*torchrun_command(ranks), *program], deadline_seconds)
 
 
 def torchrun_command(ranks: int) -> list[str]:
@@ -74,15 +74,16 @@ def accelerate_launch(ranks: int, *program: str, deadline_seconds: float = DEADL
     """
     options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
     launch = [str(PYTHON), "-m", "accelerate.commands.accelerate_cli", "launch"]
-    _run([*launch, *options, "--dynamo_backend=no", "--main_process_port=0", *program], deadline_seconds)
+    run_to_end([*launch, *options, "--dynamo_backend=no", "--main_process_port=0", *program], deadline_seconds)
 
 
 def python(*program: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Plain python of a program, to its end; errors as of `torchrun`."""
-    _run([str(PYTHON), *program], deadline_seconds)
+    run_to_end([str(PYTHON), *program], deadline_seconds)
 
 
-def _run(command: list[str], deadline_seconds: float) -> None:
+def run_to_end(command: list[str], deadline_seconds: float) -> None:
+    """A command, to its end; errors as of `torchrun`."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=plain_environment(), start_new_session=True

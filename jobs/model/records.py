@@ -50,6 +50,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     archived: bool = False  # it is on disk, and no longer in the control Redis
     nodes: int = 1  # that it wants
     followers: tuple[Placement, ...] = ()  # on its other nodes
+    group: str | None = None  # the comparison or the sweep that it is a job of
 
     @property
     def all_devices(self) -> int:
@@ -88,6 +89,7 @@ ROW_FIELDS = (
     b"cancel",
     b"nodes",
     b"followers",
+    b"group",
 )
 
 
@@ -114,6 +116,7 @@ def _row_values(tenant: str, job: str, fields: Fields) -> dict[str, Any]:
         "cancel_requested": _text_field(fields, b"cancel") == "1",
         "nodes": int(fields.get(b"nodes") or 1),
         "followers": _read_followers(_text_field(fields, b"followers")),
+        "group": _text_field(fields, b"group").rpartition("/")[2] or None,
     }
 
 

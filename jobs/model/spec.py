@@ -134,6 +134,22 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
 StartTime = Annotated[float | str, Wrap(_start_time)]
 
 
+def _distinct(ids: tuple[str, ...]) -> tuple[str, ...]:
+    repeated = next((job for number, job in enumerate(ids) if job in ids[:number]), None)
+    if repeated is not None:
+        raise ValueError(f"{repeated} is there twice; name each job once")
+    return ids
+
+
+MAX_DEPENDENCIES = 20
+_EARLIER_JOB = pattern(r"^[0-9a-f-]{1,36}$", "the id of a job, as its submit has answered it")
+EarlierJobs = Annotated[
+    tuple[Annotated[str, Field(pattern=_EARLIER_JOB)], ...],
+    Field(max_length=MAX_DEPENDENCIES),
+    AfterValidator(_distinct),
+]
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -326,6 +342,10 @@ class JobSpec(Strict):
         None,
         description="not before this time: seconds after the submit, or a time with its offset from UTC, such as "
         "2026-01-31T20:00:00+01:00",
+    )
+    depends_on: EarlierJobs | None = Field(
+        None,
+        description="ids of jobs that must have succeeded before it starts; it is cancelled when one of them has not",
     )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     resources: Resources = Resources()

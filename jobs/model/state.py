@@ -53,6 +53,8 @@ class StateReason(StrEnum):
     BACKING_OFF = "backing_off"
     WAITING_FOR_QUOTA = "waiting_for_quota"
     WAITING_FOR_TIME = "waiting_for_time"
+    WAITING_FOR_JOBS = "waiting_for_jobs"
+    WAITING_FOR_TURN = "waiting_for_turn"
     SUSPENDED = "suspended"
     SERVICE_STOPPED = "service_stopped"
     DRAINED = "drained"
@@ -64,6 +66,7 @@ class StateReason(StrEnum):
     # ended
     COMPLETED = "completed"
     CANCELLED_BY_USER = "cancelled_by_user"
+    DEPENDENCY_FAILED = "dependency_failed"
     RANK_FAILED = "rank_failed"
     CODE_ERROR = "code_error"
     OUT_OF_MEMORY = "out_of_memory"
@@ -99,6 +102,8 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.BACKING_OFF: JobState.QUEUED,
     StateReason.WAITING_FOR_QUOTA: JobState.QUEUED,
     StateReason.WAITING_FOR_TIME: JobState.QUEUED,
+    StateReason.WAITING_FOR_JOBS: JobState.QUEUED,
+    StateReason.WAITING_FOR_TURN: JobState.QUEUED,
     StateReason.SUSPENDED: JobState.QUEUED,
     StateReason.SERVICE_STOPPED: JobState.QUEUED,
     StateReason.DRAINED: JobState.QUEUED,
@@ -108,6 +113,7 @@ STATE_OF: dict[StateReason, JobState] = {
     StateReason.CANCELLING: JobState.RUNNING,
     StateReason.COMPLETED: JobState.SUCCEEDED,
     StateReason.CANCELLED_BY_USER: JobState.CANCELLED,
+    StateReason.DEPENDENCY_FAILED: JobState.CANCELLED,
     StateReason.RANK_FAILED: JobState.FAILED,
     StateReason.CODE_ERROR: JobState.FAILED,
     StateReason.OUT_OF_MEMORY: JobState.FAILED,
@@ -126,7 +132,14 @@ STATE_OF: dict[StateReason, JobState] = {
 
 #: Of queued jobs that are in no queue: no other tenant's job, and no want of devices, keeps them from starting.
 OUT_OF_QUEUE = frozenset(
-    {StateReason.BACKING_OFF, StateReason.WAITING_FOR_TIME, StateReason.WAITING_FOR_QUOTA, StateReason.SUSPENDED}
+    {
+        StateReason.BACKING_OFF,
+        StateReason.WAITING_FOR_TIME,
+        StateReason.WAITING_FOR_JOBS,
+        StateReason.WAITING_FOR_TURN,
+        StateReason.WAITING_FOR_QUOTA,
+        StateReason.SUSPENDED,
+    }
 )
 
 

@@ -24,6 +24,8 @@ SHARED_PARTS = (
     "notifications",
     "webhooks",
     "usage",
+    "dependencies",
+    "groups",
     "transitions",
     "parts",
     "bundles",
@@ -32,6 +34,7 @@ SHARED_PARTS = (
     "shares",
     "queues",
     "quotas",
+    "awaiting",
     "history",
     "policies",
     "devices",
@@ -40,6 +43,7 @@ SHARED_PARTS = (
     "drains",
     "preemptions",
     "blocks",
+    "submits",
 )
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; what
 #: brings new data is refused cleanly; everything else must go on, or running jobs could neither renew leases nor end.
@@ -56,12 +60,14 @@ _READING = frozenset(
         "list_finished",
         "read_heartbeats",
         "read_fleet",
+        "read_group",
         "read_history",
         "read_recent_history",
         "list_tokens",
         "list_deliveries",
         "list_secrets",
         "list_webhooks",
+        "list_groups",
         "list_jobs",
         "newest_jobs",
         "read_command",
@@ -77,7 +83,9 @@ _READING = frozenset(
         "list_offers",
     }
 )
-_REFUSED_WHEN_FULL = frozenset({"post_test", "put_bundle", "put_secret", "put_webhook", "request_profile", "submit"})
+_REFUSED_WHEN_FULL = frozenset(
+    {"post_test", "put_bundle", "put_secret", "put_webhook", "request_profile", "submit", "submit_group"}
+)
 #: Libraries of other versions that a server keeps. One that is deleted while a process still uses it is loaded again.
 MAX_OTHER_LIBRARIES = 8
 _NAME_PREFIX = "shardyard_"

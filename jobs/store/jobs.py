@@ -22,6 +22,7 @@ from jobs.store.specs import decode_spec, decompress_spec, encode_spec
 from shardyard.contract.errors import (
     FieldError,
     IdempotencyConflict,
+    InvalidSpec,
     JobFinished,
     JobNotFinished,
     NotFound,
@@ -77,19 +78,22 @@ def submit(
         IdempotencyConflict: the key was used for another body.
         UnknownBundle: the tenant has no such bundle, or has none any more.
         UnknownPool, TooLargeForPool: it could never run.
+        InvalidSpec: there is no such job to wait for.
         OverQuota, QuotaExceeded: the tenant or the token may not have it, or has no room for it now.
     """
 
     def decode(reply: Sequence[Any]) -> SubmitReply:
         if reply[0] == b"created":
-            created, start_after, reason, *queue = reply[2:]
-            record = _new_record(tenant, job, spec, parent, created=int(created))
-            timed = replace_fields(
-                record, reason=StateReason(reason.decode()), start_after=int(start_after or 0) or None
+            created, start_after, reason, message, *queue = reply[2:]
+            record = replace_fields(
+                _new_record(tenant, job, spec, parent, created=int(created)),
+                reason=StateReason(reason.decode()),
+                message=message.decode(),
+                start_after=int(start_after or 0) or None,
             )
-            return SubmitReply(job, True, JobView(timed, spec, _read_queue(queue)))
+            return SubmitReply(job, True, JobView(record, spec, _read_queue(queue)))
         status, *detail = (part.decode() for part in reply)
-        _raise_if_refused(status, detail, spec)
+        raise_if_refused(status, detail, spec)
         # The repeat of a call whose reply was lost is answered as that was.
         return SubmitReply(detail[0], detail[0] == job)
 
@@ -98,26 +102,34 @@ def submit(
         decode,
         tenant=tenant,
         id=job,
-        pool=spec.pool,
-        devices=spec.resources.devices,
-        nodes=spec.resources.nodes,
-        priority=spec.priority,
-        name=spec.name or "",
-        strategy=spec.parallelism.strategy,
-        labels=msgspec.json.encode(spec.labels),
-        spec=encode_spec(spec),
-        max_retries=spec.limits.max_retries,
         idem=idempotency_key,
         digest=digest,
         remembered_seconds=IDEMPOTENCY_SECONDS,
         parent=parent,
         token=token,
-        bundle=(spec.program.bundle or "").removeprefix("sha256:"),
-        wall=repr(spec.limits.wall_seconds),
-        start_after=_encode_start(spec),
+        **spec_arguments(spec),
         traceparent=trace.traceparent,
         caller_span=trace.caller_span,
     )
+
+
+def spec_arguments(spec: JobSpec) -> dict[str, Word]:
+    """What the functions that store a job are told of its spec."""
+    return {
+        "pool": spec.pool,
+        "devices": spec.resources.devices,
+        "nodes": spec.resources.nodes,
+        "priority": spec.priority,
+        "name": spec.name or "",
+        "strategy": spec.parallelism.strategy,
+        "labels": msgspec.json.encode(spec.labels),
+        "spec": encode_spec(spec),
+        "max_retries": spec.limits.max_retries,
+        "bundle": (spec.program.bundle or "").removeprefix("sha256:"),
+        "wall": repr(spec.limits.wall_seconds),
+        "start_after": _encode_start(spec),
+        "depends_on": " ".join(spec.depends_on or ()),
+    }
 
 
 def _encode_start(spec: JobSpec) -> str:
@@ -129,13 +141,15 @@ def _encode_start(spec: JobSpec) -> str:
     return f"+{int(spec.start_after * 1e6)}"
 
 
-def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
+def raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
     if status == "conflict":
         raise IdempotencyConflict(
             f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
         )
     if status == "over_quota":
         raise_over_quota(detail)
+    if status in ("unknown_jobs", "many_dependents"):
+        raise _refused_dependency(status, detail, spec)
     if status == "unknown_bundle":
         raise unknown_bundle(spec.program.bundle)
     if status == "unknown_pool":
@@ -158,6 +172,17 @@ def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None
             f"{detail[0]} of pool {spec.pool!r} have so many; lower resources.nodes or choose another pool",
             fields=(FieldError("resources.nodes", f"at most {detail[0]} in pool {spec.pool!r} with so many devices"),),
         )
+
+
+def _refused_dependency(status: str, jobs: Sequence[str], spec: JobSpec) -> InvalidSpec:
+    places = {job: f"depends_on.{number}" for number, job in enumerate(spec.depends_on or ())}
+    words = {
+        "unknown_jobs": "there is no job {0!r} of yours, or it is archived; leave it out",
+        "many_dependents": "as many jobs wait for {0!r} as may; wait for another one of these instead",
+    }[status]
+    return InvalidSpec(
+        "the job cannot wait for these jobs", fields=tuple(FieldError(places[job], words.format(job)) for job in jobs)
+    )
 
 
 def _new_record(tenant: str, job: str, spec: JobSpec, parent: str, *, created: int) -> JobRecord:
@@ -224,6 +249,7 @@ class JobFilter:
     pool: str = ""
     label: tuple[str, str] | None = None
     name: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +333,7 @@ def _filter_arguments(tenant: str, chosen: JobFilter) -> dict[str, Word]:
         "label_key": key,
         "label_value": value,
         "name": chosen.name,
+        "group": job_ref(tenant, chosen.group) if chosen.group else "",
     }
 
 

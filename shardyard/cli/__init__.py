@@ -39,6 +39,8 @@ from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, joining, pools
 from shardyard.cli.framework.commands import make_app
 from shardyard.cli.framework.references import takes_references
+from shardyard.cli.groups import manage as group_commands
+from shardyard.cli.groups import start as group_start
 from shardyard.cli.listing import job_list
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
@@ -68,6 +70,8 @@ EXAMPLES = "\n\n".join(
 )
 MORE_EXAMPLES = {
     "audit": audit.EXAMPLES,
+    "compare": group_start.COMPARE_EXAMPLES,
+    "sweep": group_start.SWEEP_EXAMPLES,
     "redis-acl": redis_users.EXAMPLES,
     "join": joining.EXAMPLES,
     "login": login.EXAMPLES,
@@ -179,7 +183,8 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | hardware.COMMANDS
         | logs.COMMANDS
         | artifacts.COMMANDS
-        | profile.COMMANDS,
+        | profile.COMMANDS
+        | group_start.COMMANDS,
     ),
     ("Machines and access", login.COMMANDS | top.COMMANDS | pools.COMMANDS | shares.COMMANDS | audit.COMMANDS),
 )
@@ -191,6 +196,7 @@ for panel, commands in COMMANDS:
             app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
             app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(takes_references(command))
+app.add_typer(group_commands.app, name="group", rich_help_panel="Jobs")
 app.add_typer(boxes.app, name="pool", rich_help_panel="Machines and access")
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 app.add_typer(quotas.app, name="quota", rich_help_panel="Machines and access")

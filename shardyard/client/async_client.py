@@ -18,6 +18,7 @@ from shardyard.client.async_webhooks import AsyncWebhookMethods
 from shardyard.client.connection import find_service
 from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
+from shardyard.client.groups.async_methods import AsyncGroupMethods
 from shardyard.client.job_handle import AwaitedJobHandle
 from shardyard.client.notebook import LiveCard, SpecPlan
 from shardyard.client.pages import AwaitedPages
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncClient(AsyncWebhookMethods):
+class AsyncClient(AsyncWebhookMethods, AsyncGroupMethods):
     """A client of a service. Several threads may use it.
 
     Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,

@@ -15,6 +15,7 @@ from shardyard.client import audit_entries, downloads, endpoints, operations
 from shardyard.client.connection import find_service
 from shardyard.client.data_frames import METRIC_COLUMNS, Rows, attempt_rows, metric_rows
 from shardyard.client.endpoints import Spec
+from shardyard.client.groups.methods import GroupMethods
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.notebook import LiveCard, SpecPlan
 from shardyard.client.pages import BlockingPages
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Client(WebhookMethods):
+class Client(WebhookMethods, GroupMethods):
     """A client of a service. Several threads may use it.
 
     Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,

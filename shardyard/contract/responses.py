@@ -110,6 +110,7 @@ class JobSummary(Answer, frozen=True, kw_only=True):
     first_step_at: datetime | None = None
     finished_at: datetime | None = None
     placement: list[PlacementView] = []
+    group: str | None = None  # the comparison or the sweep that it is a job of
     archived: bool = False  # finished long ago: kept on disk, and only in the list of archived jobs
     links: dict[str, str] = {}
 

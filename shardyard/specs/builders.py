@@ -64,8 +64,8 @@ class Parallelism:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """What any job has. `devices` are those of each node; `start_after`: seconds, or a time with its offset from UTC;
-    `secrets`: environment variables whose values are secrets of yours, by their names; `export`: tools that the
-    metrics are written for."""
+    `depends_on`: ids of jobs that must have succeeded; `secrets`: environment variables whose values are secrets of
+    yours, by their names; `export`: tools that the metrics are written for."""
 
     name: str | None = None
     pool: str | None = None
@@ -75,6 +75,7 @@ class JobOptions:
     nodes: int | None = None
     strategy: Strategy | None = None
     start_after: float | str | None = None
+    depends_on: Sequence[str] | None = None
     observe: Literal["auto", "every", "off"] | None = None
     wall_seconds: float | None = None
     stall_seconds: float | None = None

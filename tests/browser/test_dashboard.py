@@ -324,7 +324,7 @@ def test_the_history_of_a_device_is_reached_from_the_page_of_all_devices(pages: 
 
 @pytest.mark.parametrize(
     ("path", "scheme"),
-    [(path, "light") for path in ("/", "/submit", "/compare?jobs=JOB,OTHER", "/nodes", "/jobs/JOB")]
+    [(path, "light") for path in ("/", "/submit", "/compare?jobs=JOB,OTHER", "/groups", "/nodes", "/jobs/JOB")]
     + [("/devices/cpu:0", "light")]
     + [("/jobs/JOB", "dark")]
     + [pytest.param(path, "dark", marks=pytest.mark.slow) for path in ("/", "/devices/cpu:0")],

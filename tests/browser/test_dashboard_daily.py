@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from shardyard.client import Client, endpoints
-from tests.acceptance.harness import Up, wait_for_state
+from tests.acceptance.harness import Up, wait_for_state, wait_until
 from tests.browser.conftest import Pages, example, pages_of, token_of
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
@@ -46,6 +46,35 @@ def script(client: Client, tmp_path_factory: pytest.TempPathFactory) -> str:
     job = client.submit_script(file)
     assert job.wait(60).state == "succeeded"
     return job.id
+
+
+def test_a_comparison_is_shown_with_its_variants_and_their_curves_over_each_other(
+    pages: Pages, phone: Pages, client: Client
+) -> None:
+    spec = {
+        "name": "which",
+        "program": {
+            "model": {"ref": "mlp", "args": {"in_features": 64, "hidden": [8], "out_features": 10}},
+            "data": {"ref": "digits", "batch_size": 48},
+            "loss": {"ref": "cross_entropy"},
+            "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
+        },
+    }
+    started = client.compare(spec, strategies=["single", "ddp"], devices=[1, 2], steps=40)
+    page = pages.open("/groups")
+    page.get_by_role("link", name="which").click()
+    expect(page.get_by_role("heading", name="Comparison which")).to_be_visible()
+    jobs = page.get_by_role("region", name="Jobs of the group").locator("tbody tr")
+    expect(jobs).to_have_count(3)
+    expect(jobs.nth(2)).to_contain_text("ddp on 2")
+    expect(page.locator("main")).to_contain_text("Left out: single on 2")
+    wait_until(lambda: client.comparison(started.id).ended, 120)
+    expect(jobs.locator("text=succeeded")).to_have_count(3)
+    expect(page.get_by_role("img", name="loss of 3 runs by step", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+    phone.open(f"/groups?comparison={started.id}")
+    expect(phone.page.get_by_role("heading", name="Comparison which")).to_be_visible()
+    assert phone.page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
 def test_jobs_are_sorted_by_a_metric_chosen_and_compared(pages: Pages, trained: tuple[str, str]) -> None:

@@ -78,6 +78,9 @@ export type Pool = Schemas["PoolView"];
 export type PoolList = Schemas["PoolList"];
 
 export type QuotaLimit = Schemas["QuotaLimit"];
+export type GroupSummary = Schemas["GroupSummary"];
+export type ComparisonReport = Schemas["ComparisonReport"];
+export type SweepReport = Schemas["SweepReport"];
 export type Quota = Schemas["QuotaView"];
 export type Webhook = Schemas["WebhookView"];
 export type WebhookList = Schemas["WebhookList"];

@@ -8,6 +8,7 @@ import { Offline } from "./frame/Offline";
 import { watchForEnds } from "./frame/watched";
 import { ComparePage } from "./pages/Compare";
 import { DevicePage } from "./pages/Device";
+import { GroupsPage } from "./pages/Groups";
 import { JobPage } from "./pages/Job";
 import { isJobId, JobByName } from "./pages/JobByName";
 import { JobsPage } from "./pages/Jobs";
@@ -24,6 +25,7 @@ const PAGES = [
   ["/", "Jobs"],
   ["/submit", "Submit"],
   ["/compare", "Compare"],
+  ["/groups", "Groups"],
   ["/nodes", "Devices"],
   ["/quota", "Quota"],
   ["/webhooks", "Webhooks"],
@@ -40,6 +42,7 @@ function Page() {
   if (device) return <DevicePage key={device} id={decodeURIComponent(device)} />;
   if (path === "/submit") return <SubmitPage />;
   if (path === "/compare") return <ComparePage />;
+  if (path === "/groups") return <GroupsPage />;
   if (path === "/nodes") return <NodesPage />;
   if (path === "/quota") return <QuotaPage />;
   if (path === "/webhooks") return <WebhooksPage />;

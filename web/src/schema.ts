@@ -380,6 +380,118 @@ export interface components {
             /** @description when it was saved */
             saved_at: string | null;
         };
+        /** Comparison */
+        Comparison: {
+            /** @description id */
+            id: string;
+            /** @description name */
+            name: string;
+            /** @description state */
+            state: string;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
+            created_at: string;
+            /** @description jobs */
+            jobs: number;
+            /** @description its jobs by their states */
+            counts: {
+                [key: string]: number;
+            };
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
+            /** @description optimizer steps of each job */
+            steps: number;
+            /** @description rows of one optimizer step; null for a script */
+            global_batch_size: number;
+            /** @description its jobs, by their numbers */
+            variants: components["schemas"]["Variant"][];
+            /** @description what was not kept, and why */
+            left_out: components["schemas"]["LeftOut"][];
+            /** @description the spec, with its defaults */
+            spec: Record<string, never>;
+        };
+        /**
+         * ComparisonList
+         * @description A page of comparisons, newest first. `links` has `self` and, unless this is the last page, `next`.
+         */
+        ComparisonList: {
+            /** @description a page, the newest first */
+            comparisons: components["schemas"]["GroupSummary"][];
+            /** @description cursor of the following page; null at the end */
+            next: string | null;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
+        };
+        /**
+         * ComparisonReport
+         * @description What a comparison has found so far; it is `complete` when all of its jobs have ended.
+         */
+        ComparisonReport: {
+            /** @description id */
+            id: string;
+            /** @description name */
+            name: string;
+            /** @description state */
+            state: string;
+            /** @description whether all of its jobs have ended */
+            complete: boolean;
+            /** @description optimizer steps of each job */
+            steps: number;
+            /** @description steps at the beginning that are not measured */
+            warm_up_steps: number;
+            /** @description rows of one optimizer step; null for a script */
+            global_batch_size: number;
+            /** @description its jobs, by their numbers */
+            variants: components["schemas"]["VariantResult"][];
+            /** @description what was not kept, and why */
+            left_out: components["schemas"]["LeftOut"][];
+            /** @description which variant to take, if that can be said */
+            recommendation: components["schemas"]["Recommendation"];
+            /** @description why numbers are missing, by the path of a field */
+            notes: string[];
+        };
+        /**
+         * ComparisonRequest
+         * @description A spec, and what to run it under. Each job has `steps` optimizer steps, and each step as many rows as one of the
+         *     spec has.
+         */
+        ComparisonRequest: {
+            /**
+             * Spec
+             * @description a job spec, as `POST /v1/jobs` takes it
+             */
+            spec: {
+                [key: string]: unknown;
+            };
+            /**
+             * Name
+             * @description a name for people, and the beginning of the names of its jobs
+             * @default null
+             */
+            name?: string | null;
+            /**
+             * Strategies
+             * @description how the model is put on the devices
+             */
+            strategies: ("single" | "dp" | "ddp" | "fsdp")[];
+            /**
+             * Devices
+             * @description how many devices, each beside each strategy
+             */
+            devices: number[];
+            /**
+             * Steps
+             * @description optimizer steps of each job
+             * @default 50
+             */
+            steps?: number;
+        };
         /** Component */
         Component: {
             /**
@@ -394,6 +506,13 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
+        };
+        /** CurvePoint */
+        CurvePoint: {
+            /** @description number of the step */
+            step: number;
+            /** @description value */
+            value: number | null;
         };
         /** Data */
         Data: {
@@ -925,6 +1044,33 @@ export interface components {
             both: string[];
         };
         /**
+         * GroupSummary
+         * @description A comparison or a sweep of a list. Its state is `queued`, `running`, and when all of its jobs have ended `cancelled`, `succeeded`, or `failed` if none of them succeeded. `counts` are its jobs by state.
+         */
+        GroupSummary: {
+            /** @description id */
+            id: string;
+            /** @description name */
+            name: string;
+            /** @description state */
+            state: string;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
+            created_at: string;
+            /** @description jobs */
+            jobs: number;
+            /** @description its jobs by their states */
+            counts: {
+                [key: string]: number;
+            };
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
+        };
+        /**
          * JobColumn
          * @description A column that a table of jobs can have: its name, what it holds (`number`, `text` or `switch`), and how many of the newest jobs have a value for it.
          */
@@ -1030,6 +1176,12 @@ export interface components {
              */
             start_after?: number | string | null;
             /**
+             * Depends On
+             * @description ids of jobs that must have succeeded before it starts; it is cancelled when one of them has not
+             * @default null
+             */
+            depends_on?: string[] | null;
+            /**
              * Labels
              * @description up to 32 labels, to find it by
              */
@@ -1104,6 +1256,8 @@ export interface components {
             finished_at: string | null;
             /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description id of the comparison or the sweep that it is a job of */
+            group: string | null;
             /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
             /** @description addresses of what belongs to it, by name */
@@ -1195,6 +1349,8 @@ export interface components {
             finished_at: string | null;
             /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description id of the comparison or the sweep that it is a job of */
+            group: string | null;
             /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
             /** @description addresses of what belongs to it, by name */
@@ -1256,6 +1412,18 @@ export interface components {
             nodes: string[];
             /** @description id of the job; that of another tenant is not told */
             job: string | null;
+        };
+        /**
+         * LeftOut
+         * @description A variant that was asked for and cannot be run.
+         */
+        LeftOut: {
+            /** @description single, dp, ddp or fsdp */
+            strategy: string;
+            /** @description devices */
+            devices: number;
+            /** @description why not; null: it has it */
+            why: string;
         };
         /**
          * LeftOutFiles
@@ -1346,6 +1514,8 @@ export interface components {
             finished_at: string | null;
             /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description id of the comparison or the sweep that it is a job of */
+            group: string | null;
             /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
             /** @description addresses of what belongs to it, by name */
@@ -2398,6 +2568,22 @@ export interface components {
              */
             export?: ("tensorboard" | "mlflow" | "wandb")[] | null;
         };
+        /**
+         * Recommendation
+         * @description `verdict`: `recommended`, `too_noisy` (the best cannot be told apart: `candidates` has their numbers), `waiting` (jobs have not ended), or `none` (nothing was measured).
+         */
+        Recommendation: {
+            /** @description recommended, too_noisy, waiting or none */
+            verdict: string;
+            /** @description number of the variant that is recommended */
+            variant: number | null;
+            /** @description numbers of the variants that cannot be told apart from the best */
+            candidates: number[];
+            /** @description why it is so */
+            reason: string;
+            /** @description what it costs, in a sentence */
+            price: string;
+        };
         /** Report */
         Report: {
             /** @description id of the job */
@@ -2598,6 +2784,8 @@ export interface components {
             finished_at: string | null;
             /** @description nodes with the devices that it has */
             placement: components["schemas"]["PlacementView"][];
+            /** @description id of the comparison or the sweep that it is a job of */
+            group: string | null;
             /** @description whether it is kept on disk only, because it ended long ago */
             archived: boolean;
             /** @description addresses of what belongs to it, by name */
@@ -2936,7 +3124,7 @@ export interface components {
          * @description Why a job is in its state, or why an attempt ended.
          * @enum {string}
          */
-        StateReason: "waiting_for_devices" | "no_live_node" | "waiting_for_nodes" | "unboxed" | "node_has_no_address" | "storage_low" | "backing_off" | "waiting_for_quota" | "waiting_for_time" | "suspended" | "service_stopped" | "drained" | "preempted" | "starting" | "running" | "cancelling" | "completed" | "cancelled_by_user" | "rank_failed" | "code_error" | "out_of_memory" | "resource_limit" | "wall_limit" | "stalled" | "rejected_by_worker" | "start_failed" | "storage_failed" | "supervisor_lost" | "lease_expired" | "node_lost" | "link_lost";
+        StateReason: "waiting_for_devices" | "no_live_node" | "waiting_for_nodes" | "unboxed" | "node_has_no_address" | "storage_low" | "backing_off" | "waiting_for_quota" | "waiting_for_time" | "waiting_for_jobs" | "waiting_for_turn" | "suspended" | "service_stopped" | "drained" | "preempted" | "starting" | "running" | "cancelling" | "completed" | "cancelled_by_user" | "dependency_failed" | "rank_failed" | "code_error" | "out_of_memory" | "resource_limit" | "wall_limit" | "stalled" | "rejected_by_worker" | "start_failed" | "storage_failed" | "supervisor_lost" | "lease_expired" | "node_lost" | "link_lost";
         /**
          * Straggler
          * @description Makes one device slow on purpose, to see how the report shows it.
@@ -2965,6 +3153,190 @@ export interface components {
              * @description duration of the sleep in each batch
              */
             milliseconds: number;
+        };
+        /** Sweep */
+        Sweep: {
+            /** @description id */
+            id: string;
+            /** @description name */
+            name: string;
+            /** @description state */
+            state: string;
+            /**
+             * Format: date-time
+             * @description when it was made
+             */
+            created_at: string;
+            /** @description jobs */
+            jobs: number;
+            /** @description its jobs by their states */
+            counts: {
+                [key: string]: number;
+            };
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
+            /** @description grid or random */
+            search: string;
+            /** @description by what the best trial is chosen */
+            metric: string;
+            /** @description train, or forward alone, without a loss */
+            mode: string;
+            /** @description jobs that it has at its end */
+            planned: number;
+            /** @description jobs that may run at a time */
+            max_concurrent: number;
+            /** @description optimizer steps of each job; null: as the spec says */
+            steps: number | null;
+            /** @description its jobs, by their numbers */
+            trials: components["schemas"]["Trial"][];
+            /** @description the spec, with its defaults */
+            spec: Record<string, never>;
+        };
+        /**
+         * SweepList
+         * @description A page of sweeps, newest first. `links` has `self` and, unless this is the last page, `next`.
+         */
+        SweepList: {
+            /** @description a page, the newest first */
+            sweeps: components["schemas"]["GroupSummary"][];
+            /** @description cursor of the following page; null at the end */
+            next: string | null;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
+        };
+        /**
+         * SweepRange
+         * @description Where values are drawn from: whole numbers where both ends are. With `log`, small values are as likely as large
+         *     ones.
+         */
+        SweepRange: {
+            /**
+             * Min
+             * @description the least value
+             */
+            min: number;
+            /**
+             * Max
+             * @description the largest value
+             */
+            max: number;
+            /**
+             * Log
+             * @description small values are as likely as large ones
+             * @default false
+             */
+            log?: boolean;
+        };
+        /**
+         * SweepReport
+         * @description What a sweep has found so far; it is `complete` when all of its jobs have ended. `best` is the number of the trial that succeeded with the best value.
+         */
+        SweepReport: {
+            /** @description id */
+            id: string;
+            /** @description name */
+            name: string;
+            /** @description state */
+            state: string;
+            /** @description whether all of its jobs have ended */
+            complete: boolean;
+            /** @description grid or random */
+            search: string;
+            /** @description by what the best trial is chosen */
+            metric: string;
+            /** @description train, or forward alone, without a loss */
+            mode: string;
+            /** @description jobs that it has at its end */
+            planned: number;
+            /** @description places of the values in the spec */
+            paths: string[];
+            /** @description its jobs, by their numbers */
+            trials: components["schemas"]["TrialResult"][];
+            /** @description number of the trial that succeeded with the best value */
+            best: number | null;
+            /** @description why numbers are missing, by the path of a field */
+            notes: string[];
+        };
+        /**
+         * SweepRequest
+         * @description A spec, and what values to put into it: either all of a `grid`, or `trials` of what `random` may draw.
+         */
+        SweepRequest: {
+            /**
+             * Spec
+             * @description a job spec, as `POST /v1/jobs` takes it
+             */
+            spec: {
+                [key: string]: unknown;
+            };
+            /**
+             * Name
+             * @description a name for people, and the beginning of the names of its jobs
+             * @default null
+             */
+            name?: string | null;
+            /**
+             * Grid
+             * @description values by the path of their field
+             * @default null
+             */
+            grid?: {
+                [key: string]: unknown[];
+            } | null;
+            /**
+             * Random
+             * @description values, or a range of them, by the path of their field
+             * @default null
+             */
+            random?: {
+                [key: string]: unknown[] | components["schemas"]["SweepRange"];
+            } | null;
+            /**
+             * Search
+             * @description by default what fits to the values
+             * @default null
+             */
+            search?: ("grid" | "random") | null;
+            /**
+             * Trials
+             * @description how many jobs, with `random`
+             * @default null
+             */
+            trials?: number | null;
+            /**
+             * Seed
+             * @description the same one draws the same values
+             * @default 0
+             */
+            seed?: number;
+            /**
+             * Metric
+             * @description by what the best trial is chosen
+             * @default loss
+             */
+            metric?: string;
+            /**
+             * Mode
+             * @description by default min for the loss, and max for others
+             * @default null
+             */
+            mode?: ("min" | "max") | null;
+            /**
+             * Max Concurrent
+             * @description jobs that may run at a time
+             * @default 1
+             */
+            max_concurrent?: number;
+            /**
+             * Steps
+             * @description optimizer steps of each job; left out: as the spec says
+             * @default null
+             */
+            steps?: number | null;
         };
         /**
          * Timing
@@ -3014,6 +3386,52 @@ export interface components {
             expires_at: string | null;
         };
         /**
+         * Trial
+         * @description A job of a sweep, with the values that its spec has by their paths.
+         */
+        Trial: {
+            /** @description number, from 1 */
+            number: number;
+            /** @description values by the path of their field in the spec */
+            values: Record<string, never>;
+            /** @description id of the job; that of another tenant is not told */
+            job: string;
+            /** @description state */
+            state: string;
+            /** @description why it is so */
+            reason: string;
+            /** @description that in a sentence */
+            message: string;
+        };
+        /**
+         * TrialResult
+         * @description What a trial has measured; `None` where that is not known. `value` is that of the sweep's metric.
+         */
+        TrialResult: {
+            /** @description number, from 1 */
+            number: number;
+            /** @description values by the path of their field in the spec */
+            values: Record<string, never>;
+            /** @description id of the job; that of another tenant is not told */
+            job: string;
+            /** @description state */
+            state: string;
+            /** @description why it is so */
+            reason: string;
+            /** @description that in a sentence */
+            message: string;
+            /** @description of the metric; null where it is not known */
+            value: number | null;
+            /** @description newest loss */
+            loss: number | null;
+            /** @description rows a second, by the clock */
+            rows_per_second: number | null;
+            /** @description from its first rank to its end */
+            seconds: number | null;
+            /** @description its loss by steps, at most 200 points */
+            curve: components["schemas"]["CurvePoint"][];
+        };
+        /**
          * ValuePair
          * @description One number, time or word of both reports.
          */
@@ -3024,6 +3442,76 @@ export interface components {
             against: number | string | components["schemas"]["Timing"] | null;
             /** @description this one over the other; null where there is none */
             ratio: number | null;
+        };
+        /**
+         * Variant
+         * @description A job of a comparison: the spec under a strategy on so many devices. `batch_size` is that of each rank.
+         */
+        Variant: {
+            /** @description number, from 1 */
+            number: number;
+            /** @description single, dp, ddp or fsdp */
+            strategy: string;
+            /** @description devices */
+            devices: number;
+            /** @description rows of each rank */
+            batch_size: number;
+            /** @description id of the job; that of another tenant is not told */
+            job: string;
+            /** @description state */
+            state: string;
+            /** @description why it is so */
+            reason: string;
+            /** @description that in a sentence */
+            message: string;
+        };
+        /**
+         * VariantResult
+         * @description What a variant has measured; `None` where that is not known. `rows_per_second` is the mean over windows of steps after the warm-up, `rows_per_second_error` half of its 95 % confidence interval. `devices_worth` is the throughput over that of one device, and `efficiency` is `devices_worth` for each device. `slowdown` is S of the report: how much longer the run took than without its slowest device's slowness. `device_seconds` is the price of 1,000 rows.
+         */
+        VariantResult: {
+            /** @description number, from 1 */
+            number: number;
+            /** @description single, dp, ddp or fsdp */
+            strategy: string;
+            /** @description devices */
+            devices: number;
+            /** @description rows of each rank */
+            batch_size: number;
+            /** @description id of the job; that of another tenant is not told */
+            job: string;
+            /** @description state */
+            state: string;
+            /** @description why it is so */
+            reason: string;
+            /** @description that in a sentence */
+            message: string;
+            /** @description rows a second, by the clock */
+            rows_per_second: number | null;
+            /** @description half of the 95 % confidence interval */
+            rows_per_second_error: number | null;
+            /** @description pieces of the run whose throughput was measured */
+            windows: number;
+            /** @description mean time of a step */
+            step_ms: number | null;
+            /** @description most memory that it has had */
+            memory_peak_bytes: number | null;
+            /** @description share of the time of all devices that went into communication which no work hides */
+            communication_share: number | null;
+            /** @description run time over that without the slowness of the slowest device */
+            slowdown: number | null;
+            /** @description throughput over that of one device */
+            devices_worth: number | null;
+            /** @description throughput over that of one device, for each device */
+            efficiency: number | null;
+            /** @description time of all its devices for 1,000 rows */
+            device_seconds: number | null;
+            /** @description newest loss */
+            loss: number | null;
+            /** @description nodes with the devices that it has */
+            placement: components["schemas"]["PlacementView"][];
+            /** @description its loss by steps, at most 200 points */
+            curve: components["schemas"]["CurvePoint"][];
         };
         /**
          * WebhookChange
@@ -3170,6 +3658,22 @@ export interface components {
             input: number;
             /** @description part that nothing explains */
             other: number;
+        };
+        /** _GroupRequest */
+        _GroupRequest: {
+            /**
+             * Spec
+             * @description a job spec, as `POST /v1/jobs` takes it
+             */
+            spec: {
+                [key: string]: unknown;
+            };
+            /**
+             * Name
+             * @description a name for people, and the beginning of the names of its jobs
+             * @default null
+             */
+            name?: string | null;
         };
     };
     responses: never;

@@ -34,9 +34,21 @@ keys.WEIGHTS = 'sy:weights'  -- weights of tenants that the operator has set; th
 function keys.hold(pool) return 'sy:hold:' .. pool end
 keys.BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
 keys.TIMED = 'sy:timed'      -- refs of queued jobs that have a time before which they do not start, by that
+function keys.needed(ref) return 'sy:needed:' .. ref end  -- refs of jobs that wait for the end of this one
+keys.AWAITING = 'sy:awaiting'  -- refs of queued jobs that wait for others, by when to look again
 keys.LEASES = 'sy:leases'    -- refs of attempts that hold a lease
 keys.OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts that are not claimed, by when the hint is due
 keys.LEADER = 'sy:leader'    -- the process that reaps
+
+-- A group of jobs is addressed by its ref, '<tenant>/<id>'.
+function keys.group(group) return 'sy:group:' .. group end
+function keys.groups(tenant, kind) return 'sy:groups:' .. tenant .. ':' .. kind end
+function keys.group_key(tenant, key) return 'sy:group_key:' .. tenant .. '/' .. key end
+function keys.children(group) return 'sy:children:' .. group end      -- ids of its jobs, by their numbers
+function keys.group_jobs(group) return 'sy:group_jobs:' .. group end  -- ids of its jobs that are not forgotten
+function keys.active(group) return 'sy:active:' .. group end          -- refs of jobs that have had their turn, and have not ended
+function keys.standby(group) return 'sy:standby:' .. group end        -- refs of jobs that wait for their turn, by their numbers
+keys.TURNS = 'sy:turns_due'  -- refs of groups in which jobs wait for their turn, by when to look again
 
 keys.POOLS = 'sy:pools'
 keys.NODES = 'sy:nodes'

@@ -13,11 +13,37 @@ local function enqueue(ref)
   if tonumber(room[2] or 0) >= tonumber(devices) then wake_scheduler() end
 end
 
--- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended or its time has
--- not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
+-- Jobs that wait for others, or for a turn, are looked at when something has ended, and again after so long: a supervisor of
+-- an earlier version, which may have outlived it, tells nobody of an end.
+local LOOK_AGAIN_US = 10 * 1000000
+
+-- What people are told of a job that waits for others.
+local function awaiting_message(awaits)
+  local ids = {}
+  for id in string.gmatch(awaits, '%S+') do ids[#ids + 1] = id end
+  return 'it waits until ' .. (#ids == 1 and 'job ' or #ids .. ' jobs have succeeded: ') .. table.concat(ids, ', ')
+    .. (#ids == 1 and ' has succeeded' or '')
+end
+
+-- Puts a job that is new, or leaves its devices, where it belongs: into its queue, or, while it is suspended, waits for other
+-- jobs or for its turn in its group, or its time has not come, into none. `reason`, `message` and `extra` are those of a job in the queue, as for `move`.
 local function queue_job(ref, reason, message, extra)
-  local suspended, start_after = unpack(redis.call('HMGET', keys.job(ref), 'suspended', 'start_after'))
+  local suspended, start_after, awaits, turn, group, child = unpack(redis.call('HMGET', keys.job(ref), 'suspended',
+    'start_after', 'awaits', 'turn', 'group', 'child'))
   if suspended == '1' then return move(ref, 'queued', 'suspended', '', extra) end
+  if awaits then  -- also where it is empty: the next dispatch sees what is unmet
+    move(ref, 'queued', 'waiting_for_jobs', awaiting_message(awaits), extra)
+    redis.call('ZADD', keys.AWAITING, 0, ref)
+    return wake_scheduler()
+  end
+  if turn then
+    if not take_turn(ref, group) then
+      redis.call('ZADD', keys.standby(group), child, ref)
+      redis.call('ZADD', keys.TURNS, 'NX', int(now_us() + LOOK_AGAIN_US), group)
+      return move(ref, 'queued', 'waiting_for_turn', '', extra)
+    end
+    redis.call('HDEL', keys.job(ref), 'turn')
+  end
   if start_after and tonumber(start_after) > now_us() then
     move(ref, 'queued', 'waiting_for_time', '', extra)
     return redis.call('ZADD', keys.TIMED, start_after, ref)
@@ -27,12 +53,14 @@ local function queue_job(ref, reason, message, extra)
 end
 
 local function dequeue(ref)
-  local fields = redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes')
-  local class, classes = class_of(unpack(fields))
+  local fields = redis.call('HMGET', keys.job(ref), 'pool', 'devices', 'nodes', 'group')
+  local class, classes = class_of(unpack(fields, 1, 3))
+  if fields[4] then redis.call('ZREM', keys.standby(fields[4]), ref) end
   local key = keys.queue(fields[1], class)
   redis.call('ZREM', key, ref)
   redis.call('ZREM', keys.BACKOFF, ref)
   redis.call('ZREM', keys.TIMED, ref)
+  redis.call('ZREM', keys.AWAITING, ref)
   redis.call('ZREM', keys.tenant_queue(fields[1], class, (split_job_ref(ref))), ref)
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes, class) end
   local hold = keys.hold(fields[1])

@@ -9,7 +9,8 @@ local MAX_PARKED = 200  -- that one dispatch parks, and looks at of one account
 local BEHIND_ALL = '+inf'  -- the place of a job that its account's quota can never start
 
 -- {'over_quota', account, limit, used, allowed, 'never' or ''} of a submit that breaks a quota; nothing where none does.
-function refuse_submit(tenant, token, devices, spec_bytes)
+-- `devices` is the most that one of the new jobs wants, `spec_bytes` and `new_jobs` are those of all together.
+function refuse_submit(tenant, token, devices, spec_bytes, new_jobs)
   for _, each in ipairs(quotas_of(tenant, token)) do
     local account, quota = unpack(each)
     local usage = read_usage(account)
@@ -22,7 +23,7 @@ function refuse_submit(tenant, token, devices, spec_bytes)
     if quota.file_bytes and (usage.file_bytes or 0) >= quota.file_bytes then
       return refusal('file_bytes', usage.file_bytes or 0, quota.file_bytes == 0)
     end
-    for limit, more in pairs({jobs = 1, spec_bytes = spec_bytes}) do
+    for limit, more in pairs({jobs = new_jobs or 1, spec_bytes = spec_bytes}) do
       if quota[limit] and usage[limit] + more > quota[limit] then
         return refusal(limit, usage[limit], more > quota[limit])
       end

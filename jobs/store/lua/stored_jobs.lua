@@ -18,11 +18,12 @@ local function has_version(ref, versions)
 end
 
 -- A function of a ref: whether it is one of the jobs that are asked for. '' asks for nothing.
-local function job_matcher(state, pool, label, value, name)
+local function job_matcher(state, pool, label, value, name, group)
   -- What labels have in them, being JSON, if this is one of them; '' where that is not sure.
   local words = label ~= '' and not string.find(value, '["\\]') and '"' .. label .. '":"' .. value .. '"' or ''
   return function(ref)
-    local job = redis.call('HMGET', keys.job(ref), 'state', 'pool', 'name', 'labels')
+    local job = redis.call('HMGET', keys.job(ref), 'state', 'pool', 'name', 'labels', 'group')
+    if group ~= '' and job[5] ~= group then return false end
     if state ~= '' and job[1] ~= state or pool ~= '' and job[2] ~= pool or name ~= '' and job[3] ~= name then return false end
     if words ~= '' then return string.find(job[4], words, 1, true) ~= nil end
     return label == '' or cjson.decode(job[4])[label] == value
@@ -56,7 +57,7 @@ end
 -- them: an attempt that is unknown counts as ended. What becomes of its Idempotency-Key is the caller's to say.
 local function forget_job(ref)
   local tenant, id = split_job_ref(ref)
-  local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'bundle', 'name')
+  local job = redis.call('HMGET', keys.job(ref), 'state', 'attempt', 'bundle', 'name', 'group')
   for number = 1, tonumber(job[2]) do redis.call('DEL', keys.attempt(ref, number)) end
   count_forgotten(ref)
   redis.call('ZREM', keys.jobs(tenant), id)
@@ -65,6 +66,7 @@ local function forget_job(ref)
   redis.call('ZREM', keys.tails(tenant), string.reverse(id))
   redis.call('ZREM', keys.FINISHED, ref)
   redis.call('DEL', keys.job(ref), keys.spec(ref))
+  if job[5] then forget_child(job[5], tenant, id) end
   publish_change(ref)
   if job[3] and job[3] ~= '' then use_bundle(tenant .. '/' .. job[3], -1) end  -- it was there while the job was
 end

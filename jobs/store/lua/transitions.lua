@@ -54,7 +54,9 @@ local function move(ref, state, reason, message, extra)
   count_move(ref, before, state, is_terminal(state))
   if before ~= state then post_job_event(ref, before) end
   if is_terminal(state) then
-    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended')  -- of the queue only
+    tell_dependents(ref, state)
+    leave_group(ref)
+    redis.call('HDEL', key, 'score', 'unclaimed', 'avoid', 'wall', 'suspended', 'awaits', 'unmet', 'turn')  -- of the queue only
     redis.call('ZADD', keys.FINISHED, int(now_us()), ref)
   end
 end

@@ -23,11 +23,12 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 12.0, 26.0, 22.0
 @dataclass(frozen=True, slots=True)
 class MetricCurve:
     """A metric of one device (-1: of the job as a whole). `points` are (step, value) in order; a value that is no
-    finite number leaves a gap."""
+    finite number leaves a gap. `label` names its owner where that is no device."""
 
     name: str
     device: int
     points: tuple[tuple[float, float | None], ...]
+    label: str = ""
 
 
 def group_curves(curves: Sequence[MetricCurve]) -> tuple[list[list[MetricCurve]], str]:
@@ -77,7 +78,7 @@ def _draw_keys(curves: Sequence[MetricCurve], right: float) -> Iterator[Markup]:
         return
     x = right
     for place, curve in reversed(list(enumerate(curves))):
-        name = "job" if curve.device < 0 else str(curve.device)
+        name = curve.label or ("job" if curve.device < 0 else str(curve.device))
         x -= text_width(name, 10.5)
         yield label_text(name, x, 13, "muted small")
         x -= 18
@@ -121,6 +122,8 @@ def _tick_words(value: float) -> str:
 
 
 def _curve_owner(curve: MetricCurve) -> str:
+    if curve.label:
+        return curve.label
     return "the job" if curve.device < 0 else f"device {curve.device}"
 
 

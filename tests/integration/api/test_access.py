@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 FILLED = {
     "{id}": "cpu:0",
     "{job}": JOB,
+    "{comparison}": JOB,
+    "{sweep}": JOB,
     "{token}": "x",
     "{secret}": "hf",
     "{webhook}": "wh_0123456789abcdef",

@@ -311,3 +311,61 @@ def test_a_quota_is_shown_with_whose_it_is(capsys: pytest.CaptureFixture[str]) -
     assert lines[1].split() == ["LIMIT", "USED", "ALLOWED", "FREE", "AGAIN"]
     assert lines[-1] == "token admin: no limits of its own"
     assert run("quota", "remove", "default") == 0
+
+
+GROUP_SPEC = {
+    "name": "digits",
+    "program": {
+        "model": {"ref": "mlp", "args": {"in_features": 64, "hidden": [8], "out_features": 10}},
+        "data": {"ref": "digits", "batch_size": 48},
+        "loss": {"ref": "cross_entropy"},
+        "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
+    },
+}
+
+
+def test_groups_are_started_listed_shown_reported_and_cancelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(GROUP_SPEC))
+    started = {}
+    for name, words in {
+        "comparison": ("compare", "--strategies", "single,ddp", "--devices", "1,2", "--steps", "20"),
+        "values": ("compare", "--sweep", "program.data.batch_size=16,32", "--steps", "20"),
+        "grid": ("sweep", "--set", "program.optimizer.ref=sgd,adamw", "--set", "program.seed=[1, 2]"),
+        "drawn": ("sweep", "--range", "program.optimizer.args.lr=1e-3:1e-1:log", "--trials", "3", "--seed", "5"),
+    }.items():
+        assert run(words[0], str(file), *words[1:]) == 0
+        started[name] = capsys.readouterr().out.strip()
+    with Client() as client:
+        assert len(client.comparison(started["comparison"]).variants) == 3
+        assert [one.values for one in client.get_sweep(started["values"]).trials] == [
+            {"program.data.batch_size": 16},
+            {"program.data.batch_size": 32},
+        ]
+        assert client.get_sweep(started["values"]).metric == "rows_per_second"
+        assert [tuple(one.values.values()) for one in client.get_sweep(started["grid"]).trials] == [
+            ("sgd", 1),
+            ("sgd", 2),
+            ("adamw", 1),
+            ("adamw", 2),
+        ]
+        assert len(client.get_sweep(started["drawn"]).trials) == 3
+    assert run("group", "list") == 0
+    listed = capsys.readouterr().out
+    assert all(group in listed for group in started.values())
+    assert run("group", "show", started["comparison"]) == 0
+    assert "left out: single on 2" in capsys.readouterr().out
+    page = tmp_path / "report.html"
+    assert run("group", "report", started["grid"], "--html", str(page)) == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert run("group", "report", started["comparison"]) == 0
+    assert "not all of its jobs have ended" in capsys.readouterr().out
+    for group in started.values():
+        assert run("group", "cancel", group) == 0
+    assert "4 of 4 jobs ended" in capsys.readouterr().out
+    assert run("group", "watch", started["grid"]) == 1, "no job of it succeeded"
+    assert run("group", "show", "nothing") == 4
+    for wrong in (("compare",), ("sweep",), ("sweep", "--set", "x"), ("sweep", "--range", "program.seed=1")):
+        assert run(wrong[0], str(file), *wrong[1:]) == 2

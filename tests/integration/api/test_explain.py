@@ -8,7 +8,7 @@ import pytest
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.support.samples.job_records import a_spec_body
+from tests.support.samples.job_records import JOB, a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -93,3 +93,28 @@ async def test_a_start_time_that_is_none_is_refused_with_its_field(api: Api, wro
     answer = await api.client.post("/v1/jobs", json=a_spec_body() | {"start_after": wrong})
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, ["start_after"])
     assert "offset from UTC" in answer.json()["errors"][0]["message"]
+
+
+async def test_a_job_that_waits_for_others_names_them_and_has_no_estimate(api: Api) -> None:
+    api.node()
+    first = await api.submit()
+    second = await api.submit(depends_on=[first])
+    status = await api.get(f"/v1/jobs/{second}")
+    assert (status["reason"]["code"], status["queue_position"]) == ("waiting_for_jobs", None)
+    found = await api.get(f"/v1/jobs/{second}/explain")
+    assert found["summary"] == [f"queued: it waits until job {first} has succeeded"]
+    assert found["start"] is None
+    listed = (await api.get("/v1/jobs"))["jobs"][0]
+    assert listed["reason"]["message"] == f"it waits until job {first} has succeeded"
+
+
+async def test_what_a_job_cannot_wait_for_is_named_and_a_resubmit_waits_for_nothing(api: Api) -> None:
+    api.node()
+    first = await api.submit()
+    for wrong, field in (([JOB], "depends_on.0"), ([first, first], "depends_on"), (["x y"], "depends_on.0")):
+        answer = await api.client.post("/v1/jobs", json=a_spec_body() | {"depends_on": wrong})
+        assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
+    second = await api.submit(depends_on=[first])
+    again = (await api.client.post(f"/v1/jobs/{second}/resubmit")).json()
+    assert "depends_on" not in again["spec"]
+    assert again["reason"]["code"] != "waiting_for_jobs"

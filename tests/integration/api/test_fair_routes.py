@@ -48,6 +48,8 @@ WITHOUT_BODY = frozenset(
     {
         "POST /v1/bundles",
         "POST /v1/jobs/{job}/resubmit",
+        "POST /v1/comparisons/{comparison}/cancel",
+        "POST /v1/sweeps/{sweep}/cancel",
         "POST /v1/jobs/{job}/cancel",
         "POST /v1/jobs/{job}/suspend",
         "POST /v1/jobs/{job}/resume",
@@ -62,6 +64,8 @@ WITH_BODY = frozenset(
     {
         "POST /v1/jobs",
         "POST /v1/plan",
+        "POST /v1/comparisons",
+        "POST /v1/sweeps",
         "POST /v1/jobs/cancel",
         "POST /v1/jobs/{job}/profile",
         "PUT /v1/pools/{pool}",
@@ -100,9 +104,19 @@ PLAIN = frozenset(
         *("GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}", "GET /v1/tokens", "DELETE /v1/tokens/{token}"),
         *("GET /v1/quota", "GET /v1/quotas/{tenant}", "DELETE /v1/quotas/{tenant}", "GET /v1/me", "GET /healthz"),
         *("GET /readyz", "GET /v1/sign-in", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
+        *("GET /v1/comparisons", "GET /v1/comparisons/{comparison}", "GET /v1/comparisons/{comparison}/report"),
+        *("GET /v1/sweeps", "GET /v1/sweeps/{sweep}", "GET /v1/sweeps/{sweep}/report"),
         *("GET /v1/jobs/columns", "GET /docs/problems", "GET /docs/problems/{code}"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
-        *("GET /compare", "GET /submit", "GET /sign-in", "GET /", "GET /jobs/{job}", "GET /devices/{device}"),
+        *(
+            "GET /compare",
+            "GET /groups",
+            "GET /submit",
+            "GET /sign-in",
+            "GET /",
+            "GET /jobs/{job}",
+            "GET /devices/{device}",
+        ),
         *("GET /assets/{name}", "GET /v1/node/files/{path:path}", "DELETE /v1/node/files/{path:path}"),
     }
 )

@@ -87,3 +87,23 @@ async def test_no_route_shows_the_values_to_a_reader(api: Api) -> None:
     events = await api.client.get(f"/v1/jobs/{job}/events?logs=all", headers=reader)  # it ends as the job has
     assert "event: " in events.text
     assert VALUE not in events.text
+
+
+async def test_a_sweep_shows_them_as_its_jobs_do(api: Api) -> None:
+    api.node()
+    await upload(api)
+    body = script()
+    body["program"]["env"] = ENV
+    wanted = {"spec": body, "grid": {"program.env.RATE": [VALUE + "1", VALUE + "2"]}}
+    answer = await api.client.post("/v1/sweeps", json=wanted)
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["spec"]["program"]["env"] == ENV
+    assert answer.json()["trials"][1]["values"] == {"program.env.RATE": VALUE + "2"}
+    path = f"/v1/sweeps/{answer.json()['id']}"
+    for asked in (path, f"{path}/report"):
+        for accept in ("application/json", "text/html", "text/plain"):
+            shown = await api.client.get(asked, headers=api.token(Scope.READ) | {"Accept": accept})
+            if asked == path and accept != "application/json":
+                continue
+            assert shown.status_code == 200, shown.text
+            assert VALUE not in shown.text

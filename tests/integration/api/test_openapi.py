@@ -107,6 +107,8 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/jobs",
             "/v1/plan",
             "/v1/jobs/cancel",
+            "/v1/comparisons",
+            "/v1/sweeps",
             "/v1/jobs/{job}/profile",
             "/v1/tokens",
             "/v1/webhooks",
@@ -149,6 +151,8 @@ async def test_every_example_of_a_body_is_accepted(mailing: Api) -> None:
             assert answer.status_code in wanted, (path, name, answer.text)
             sent += 1
     others = (
+        examples.COMPARISONS,
+        examples.SWEEPS,
         examples.CANCELS,
         examples.TOKENS,
         examples.SIGN_INS,

@@ -78,6 +78,8 @@ def violations(client: "redis.Redis", *, one_version: bool = True) -> list[str]:
         *_indexes(keys),
         *_names(keys),
         *_queues(keys),
+        *_dependencies(keys),
+        *_groups(keys),
         *(_shares(keys) if one_version else ()),
         *_attempts(keys),
         *_devices(keys),
@@ -160,7 +162,11 @@ def _names(keys: Keys) -> Iterator[str]:
 def _queues(keys: Keys) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for name, members in keys.zsets.items():
-        if name.startswith(("sy:queue:", "sy:parked:")) or name in ("sy:backoff", "sy:timed"):
+        if name.startswith(("sy:queue:", "sy:parked:", "sy:standby:")) or name in (
+            "sy:backoff",
+            "sy:timed",
+            "sy:awaiting",
+        ):
             for member in members:
                 waiting.setdefault(member.decode(), []).append(name)
     jobs = keys.hashes_at("sy:job:")
@@ -172,7 +178,9 @@ def _queues(keys: Keys) -> Iterator[str]:
             special = {
                 b"backing_off": ["sy:backoff"],
                 b"waiting_for_time": ["sy:timed"],
-                b"suspended": [],
+                b"waiting_for_jobs": ["sy:awaiting"],
+                b"waiting_for_turn": [f"sy:standby:{job.get(b'group', b'').decode()}"],
+                b"suspended": ["sy:awaiting"] if b"unmet" in job else [],
                 b"waiting_for_quota": [parked],
             }
             if places != special.get(job[b"reason"], [queue]):
@@ -196,6 +204,74 @@ def _queues(keys: Keys) -> Iterator[str]:
             classes = {each for each in waiting_classes if ("x" in each) == name.startswith("sy:gangs:")}
             if {member.decode() for member in keys.sets[name]} != classes:
                 yield f"{name} lists other classes than wait: {classes}"
+
+
+def _dependencies(keys: Keys) -> Iterator[str]:
+    """A job that waits is known to all that it waits for, and each of those can still end."""
+    jobs = keys.hashes_at("sy:job:")
+    wanted: dict[str, set[str]] = {}
+    for ref, job in jobs.items():
+        if b"awaits" not in job:
+            if job[b"reason"] == b"waiting_for_jobs" or b"unmet" in job:
+                yield f"job {ref} waits for no job, and says {job[b'reason'].decode()}, {job.get(b'unmet')!r}"
+            continue
+        if job[b"reason"] not in (b"waiting_for_jobs", b"suspended") or job[b"state"] != JobState.QUEUED.encode():
+            yield f"job {ref} waits for {job[b'awaits'].decode()}, and says {job[b'reason'].decode()}"
+        for awaited in job[b"awaits"].decode().split():
+            wanted.setdefault(f"{ref.split('/')[0]}/{awaited}", set()).add(ref)
+    for awaited in wanted:
+        if JobState(jobs[awaited][b"state"].decode()) in TERMINAL:
+            yield f"{awaited} has ended, and {wanted[awaited]} were not told"
+    prefix = "sy:needed:"
+    found = {
+        name.removeprefix(prefix): set(map(bytes.decode, members))
+        for name, members in keys.sets.items()
+        if name.startswith(prefix)
+    }
+    if found != wanted:
+        yield f"jobs are needed by {found}, and should be by {wanted}"
+
+
+def _groups(keys: Keys) -> Iterator[str]:
+    """Each job of a group is in it, under a number of its own; only those have devices whose turn it is, and those that
+    wait for one are looked at."""
+    jobs = keys.hashes_at("sy:job:")
+    members: dict[str, dict[str, str]] = {}
+    for ref, job in jobs.items():
+        if b"group" in job:
+            members.setdefault(job[b"group"].decode(), {})[job[b"child"].decode()] = ref
+    groups = keys.hashes_at("sy:group:")
+    if set(groups) != set(members):
+        yield f"there are the groups {sorted(groups)}, and jobs of {sorted(members)}"
+    for group, children in members.items():
+        tenant, identity = group.split("/")
+        if identity.encode() not in keys.zsets.get(f"sy:groups:{tenant}:{groups[group][b'kind'].decode()}", {}):
+            yield f"group {group} is in no list"
+        known = {
+            number.decode(): f"{tenant}/{job.decode()}" for number, job in keys.hashes[f"sy:children:{group}"].items()
+        }
+        if not children.items() <= known.items():
+            yield f"group {group} has the jobs {children}, and knows {known}"
+        listed = {f"{tenant}/{job.decode()}" for job in keys.zsets.get(f"sy:group_jobs:{group}", {})}
+        if listed != set(children.values()):
+            yield f"group {group} has the jobs {children}, and lists {listed}"
+        active = {ref.decode() for ref in keys.sets.get(f"sy:active:{group}", set())}
+        turned = {ref for ref in listed if JobState(jobs[ref][b"state"].decode()) not in TERMINAL} - {
+            ref for ref in listed if b"turn" in jobs[ref]
+        }
+        if active != turned or len(active) > int(groups[group][b"max_concurrent"]):
+            yield f"group {group}: it is the turn of {active}, and should be of {turned}"
+        waits = f"sy:standby:{group}" in keys.zsets
+        if waits and group.encode() not in keys.zsets.get("sy:turns_due", {}):
+            yield f"group {group}: jobs wait for a turn, and nobody looks at them"
+    if not {group.decode() for group in keys.zsets.get("sy:turns_due", {})} <= set(groups):
+        yield f"turns are due in groups that are gone: {keys.zsets['sy:turns_due']}"
+    for prefix in ("sy:children:", "sy:group_jobs:", "sy:active:", "sy:standby:"):
+        kept = {
+            name.removeprefix(prefix) for name in (*keys.hashes, *keys.zsets, *keys.sets) if name.startswith(prefix)
+        }
+        if not kept <= set(groups):
+            yield f"{prefix} is left of groups that are gone: {kept - set(groups)}"
 
 
 def _on_devices(keys: Keys) -> set[str]:

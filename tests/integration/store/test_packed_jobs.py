@@ -57,7 +57,7 @@ def shown(world: World, job: str) -> dict[str, Any]:
     decoded = msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])
     for part in (decoded["record"], *decoded["attempts"]):
         assert not part.pop("network", None)  # the earlier version knew of none, nor of what follows
-        for name in ("start_after", "suspended", "preemptions"):
+        for name in ("start_after", "suspended", "preemptions", "group"):
             assert not part.pop(name, None)
         assert part.pop("nodes", 1) == 1  # nor of jobs on several nodes
         assert not part.pop("followers", None)

@@ -29,9 +29,10 @@ from jobs.model.state import (
     StateReason,
     SupervisorCommand,
 )
-from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, shares
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding, PartId, groups, shares
 from jobs.store.accounts import quotas
 from shardyard.contract.errors import (
+    InvalidSpec,
     JobFinished,
     JobNotFinished,
     NotFound,
@@ -79,6 +80,10 @@ class History(RuleBasedStateMachine):
         self.seen: dict[str, JobRecord] = {}
         self.stale_beats: list[tuple[PartId, int]] = []
         self.cancelled: set[str] = set()
+        self.depends: dict[str, list[str]] = {}
+        self.ends: dict[str, JobState] = {}
+        self.groups: list[str] = []
+        self.cancelled_groups: set[str] = set()
         self.places = dict.fromkeys(NODES, ("network", ""))
 
     @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)), boxes=st.permutations(BOXES))
@@ -120,6 +125,62 @@ class History(RuleBasedStateMachine):
         except (TooLargeForPool, OverQuota, QuotaExceeded):
             return
         self.seen[job] = self.world.job(job)
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data(), start=st.sampled_from((None, None, 3600)))
+    def submit_what_waits(self, data: st.DataObject, start: float | None) -> None:
+        """Jobs that wait are themselves waited for, so that chains come about."""
+        jobs = data.draw(st.lists(st.sampled_from(sorted(self.seen)), min_size=1, max_size=3, unique=True))
+        tenant = self.world.tenant(jobs[0])
+        own = [job for job in jobs if self.world.tenant(job) == tenant]
+        try:
+            job = self.world.submit(tenant=tenant, depends_on=own, start_after=start)
+        except (OverQuota, QuotaExceeded):
+            return
+        except InvalidSpec:
+            assert any(job not in self.seen for job in own)
+            return
+        self.seen[job] = self.world.job(job)
+        self.depends[job] = own
+
+    @rule(
+        devices=st.lists(st.integers(1, 2), min_size=1, max_size=4),
+        concurrent=st.integers(1, 2),
+        tenant=st.sampled_from(TENANTS),
+        repeated=st.booleans(),
+    )
+    def submit_a_group(self, devices: list[int], concurrent: int, tenant: str, repeated: bool) -> None:
+        """A repeat, as of one whose answer was lost, makes no job twice."""
+        group, call = self.world.new_group(devices, concurrent=concurrent, tenant=tenant)
+        try:
+            for _ in range(1 + repeated):
+                assert self.world.run(call).created
+        except (TooLargeForPool, OverQuota, QuotaExceeded):
+            return
+        assert len(self.world.children(group)) == len(devices)
+        self.groups.append(group)
+        self.see_children(group)
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data(), devices=st.lists(st.integers(1, 2), min_size=1, max_size=2), first=st.integers(0, 4))
+    def extend_a_group(self, data: st.DataObject, devices: list[int], first: int) -> None:
+        group = data.draw(st.sampled_from(self.groups))
+        call = self.world.more_children(group, devices, first=first)
+        with suppress(TooLargeForPool, OverQuota, QuotaExceeded):
+            if self.world.run(call):
+                assert group not in self.cancelled_groups
+                assert set(range(first, first + len(devices))) <= self.world.children(group).keys()
+        self.see_children(group)
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data())
+    def cancel_a_group(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.groups))
+        with suppress(NotFound):
+            self.world.run(groups.cancel_group(self.world.tenant(group), group, "sweep"))
+            self.cancelled_groups.add(group)
+            alive = {job for job in self.world.children(group).values() if job in self.seen}
+            self.cancelled |= {job for job in alive if self.seen[job].state not in TERMINAL}
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
@@ -180,6 +241,7 @@ class History(RuleBasedStateMachine):
     def dispatch(self, hold: float) -> None:
         for attempt in self.world.run(store.dispatch(hold)).created:
             assert attempt.job not in self.cancelled, "nothing starts after a cancel"
+            self.dependencies_have_succeeded(attempt)
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
 
@@ -209,6 +271,7 @@ class History(RuleBasedStateMachine):
         """The usual course in one step, so that histories get far."""
         self.submit(1, 1, 1, retries, "", TENANT)
         for attempt in self.world.run(store.dispatch(NEVER)).created:
+            self.dependencies_have_succeeded(attempt)
             self.attempt_meets_the_policy(attempt)
             self.gang_stands_together(attempt)
             self.world.claim(attempt.job, "x")
@@ -341,6 +404,10 @@ class History(RuleBasedStateMachine):
             now = self.world.job(job)
             assert STATE_OF[now.reason] is now.state
             assert now.version >= before.version
+            if now.state in TERMINAL:
+                self.ends[job] = now.state
+            if now.reason is StateReason.DEPENDENCY_FAILED:
+                assert any(self.ends.get(each) not in (None, JobState.SUCCEEDED) for each in self.depends[job])
             if before.state in TERMINAL:
                 assert now == before
             elif now.state is not before.state:
@@ -351,6 +418,11 @@ class History(RuleBasedStateMachine):
             self.seen[job] = now
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def see_children(self, group: str) -> None:
+        for job in self.world.children(group).values():
+            if job not in self.ends and job not in self.seen:
+                self.seen[job] = self.world.job(job)
 
     def attempts(self) -> list[AttemptId]:
         """All attempts, newest jobs first: those are the ones that hypothesis draws most."""
@@ -368,6 +440,10 @@ class History(RuleBasedStateMachine):
         alone = self.world.job(attempt.job).nodes == 1
         expected = node.policy.network if alone and node.info.has_right("network") else "host"
         assert record.network == self.world.job(attempt.job).network == expected
+
+    def dependencies_have_succeeded(self, attempt: AttemptId) -> None:
+        """Of one that was dispatched just now. No job is forgotten before its end was seen here."""
+        assert {self.ends.get(job) for job in self.depends.get(attempt.job, [])} <= {JobState.SUCCEEDED}
 
     def gang_stands_together(self, attempt: AttemptId) -> None:
         """Of one that was dispatched just now: it has as many devices of as many nodes as it wants, which reach each

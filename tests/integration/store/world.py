@@ -1,7 +1,7 @@
 """A control store with a few nodes and jobs in it, in the words that the tests use."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import redis
@@ -11,8 +11,10 @@ from jobs.model.records import AttemptRecord, BoxRights, DeviceRecord, JobRecord
 from jobs.model.spec import JobSpec, Resources
 from jobs.model.spec_rules import parse_spec
 from jobs.model.state import JobState, StateReason
-from jobs.store import AttemptId, BundleUpload
+from jobs.model.trace_context import JobTrace
+from jobs.store import AttemptId, BundleUpload, groups
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import NotFound
 
 T = TypeVar("T")
 TENANT = "default"
@@ -90,6 +92,35 @@ class World:
         job = self.run(store.submit(tenant, f"{next(self._ids):09d}", chosen, token=token)).job
         self._tenants[job] = tenant
         return job
+
+    def new_group(
+        self, devices: Sequence[int], *, concurrent: int = 1, tenant: str = TENANT, token: str = ""
+    ) -> tuple[str, store.Call[groups.SubmittedGroup]]:
+        """A group, and the call that stores it with a job of so many devices each."""
+        group = f"{next(self._ids):09d}"
+        self._tenants[group] = tenant
+        about = groups.NewGroup(group, "sweep", "a group", {}, {}, concurrent, token)
+        return group, groups.submit_group(tenant, about, self._new_children(devices, 0, tenant))
+
+    def more_children(self, group: str, devices: Sequence[int], *, first: int) -> store.Call[bool]:
+        tenant = self.tenant(group)
+        return groups.extend_group(tenant, group, self._new_children(devices, first, tenant))
+
+    def _new_children(self, devices: Sequence[int], first: int, tenant: str) -> list[groups.NewChild]:
+        made = [
+            groups.NewChild(number, f"{next(self._ids):09d}", a_spec(count), JobTrace())
+            for number, count in enumerate(devices, start=first)
+        ]
+        self._tenants |= {child.job: tenant for child in made}
+        return made
+
+    def children(self, group: str) -> dict[int, str]:
+        """The jobs of a group by their numbers; none where it is forgotten."""
+        try:
+            found = self.run(groups.read_group(self.tenant(group), group, "sweep"))
+        except NotFound:
+            return {}
+        return {child.number: child.job for child in found.children}
 
     def tenant(self, job: str) -> str:
         return self._tenants.get(job, TENANT)

@@ -4,7 +4,15 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { go } from "../router";
 
-const PAGES: Record<string, string> = { j: "/", s: "/submit", c: "/compare", d: "/nodes", q: "/quota", w: "/webhooks" };
+const PAGES: Record<string, string> = {
+  j: "/",
+  s: "/submit",
+  c: "/compare",
+  r: "/groups",
+  d: "/nodes",
+  q: "/quota",
+  w: "/webhooks",
+};
 /** The second key of a pair comes so soon. */
 const PAIR_MS = 1200;
 
@@ -13,7 +21,7 @@ const KEYS: readonly [string, string][] = [
   ["j  k", "go down and up in the list of jobs"],
   ["x", "chooses the job that you are at"],
   ["Enter", "opens it"],
-  ["g then j, s, c, d, q, w", "go to Jobs, Submit, Compare, Devices, Quota, Webhooks"],
+  ["g then j, s, c, r, d, q, w", "go to Jobs, Submit, Compare, Groups, Devices, Quota, Webhooks"],
   ["Ctrl-Enter", "submits the spec that you write"],
   ["Ctrl-Space", "shows what may stand here in a spec"],
   ["Esc", "closes menus"],

@@ -33,7 +33,7 @@ export function ComparePage() {
   useEffect(() => {
     let over = false;
     setProblem("");
-    Promise.all(ids.map(run)).then(
+    Promise.all(ids.map(readRun)).then(
       (found) => !over && setRuns(found),
       (error: unknown) => !over && setProblem(error instanceof Problem ? error.message : String(error)),
     );
@@ -148,7 +148,7 @@ function Splits(props: { runs: readonly Run[] }) {
   );
 }
 
-async function run(id: string, n: number): Promise<Run> {
+export async function readRun(id: string, n: number): Promise<Run> {
   const job = await get<JobStatus>(`/v1/jobs/${encodeURIComponent(id)}`);
   const report = await get<Report>(`/v1/jobs/${id}/splits`).catch(() => null);
   return { job, report, colour: COLOURS[n % COLOURS.length]! };

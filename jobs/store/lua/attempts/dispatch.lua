@@ -1,4 +1,5 @@
--- b: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Anyone may call it at any time.
+-- b, f: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Before that, jobs that wait for
+-- others (`awaiting.lua`) are queued, or cancelled where they wait in vain. Anyone may call it at any time.
 -- The order is by priority, then by the shares of tenants (`shares.lua`), then by arrival. Only the head of each class (pool,
 -- devices and nodes wanted) is looked at, so the cost grows neither with the queue nor with the tenants that wait in it.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
@@ -21,6 +22,7 @@ local function end_backoff(from, to)
     queue_job(ref, 'waiting_for_devices', '')
   end
 end
+settle_awaiting(max_jobs)
 end_backoff('-inf', int(now))
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', keys.TIMED, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
   redis.call('ZREM', keys.TIMED, ref)
@@ -71,6 +73,22 @@ local function find_nodes(fitting, head, avoided, sound)
   end
 end
 
+-- Where the jobs of a group run, if that node has room: what they measure should differ by what they are alone. The first of
+-- them takes a node that the widest would fit on as well.
+local function find_home(group, head, avoided, seen)
+  local home, widest = unpack(redis.call('HMGET', keys.group(group), 'home', 'widest'))
+  local fitting
+  if home then
+    local free = redis.call('ZSCORE', keys.free_nodes(pool), home)
+    fitting = free and tonumber(free) >= head.devices and has_demanded_box(home, policy) and {home} or {}
+  else
+    fitting = widest and find_fitting(tonumber(widest), seen) or {}
+  end
+  for _, node in ipairs(fitting) do
+    if node ~= avoided and not is_kept(node, head) then return {node} end
+  end
+end
+
 local function account_of(tenant)
   accounts[tenant] = accounts[tenant] or read_account(pool, tenant)
   return accounts[tenant]
@@ -116,14 +134,16 @@ local function lease(head)
   if head.nodes > 1 then seen = GANG_NODES_FACTOR * head.nodes + GANG_NODES_MORE end
   local fitting = find_fitting(devices, seen)
   if #fitting < head.nodes then return false end
-  local job = redis.call('HMGET', keys.job(ref), 'attempt', 'avoid', 'suspended')
+  local job = redis.call('HMGET', keys.job(ref), 'attempt', 'avoid', 'suspended', 'group')
   if job[3] == '1' then  -- an earlier version has ended its attempt, and queued it
     dequeue(ref)
     move(ref, 'queued', 'suspended', '')
     return true
   end
-  local nodes = find_nodes(fitting, head, job[2], careful and devices)
+  local nodes = job[4] and head.nodes == 1 and find_home(job[4], head, job[2], seen)
+    or find_nodes(fitting, head, job[2], careful and devices)
   if not nodes then return false end
+  if job[4] then redis.call('HSETNX', keys.group(job[4]), 'home', nodes[1]) end
   local number = tonumber(job[1]) + 1
   local attempt_ref, network = ref .. '/' .. number, choose_network(nodes)
   take_from_queue(head)

@@ -1,8 +1,8 @@
 -- f: a user cancels all jobs of one state that match, newest first, a chunk for each call so that other calls do not wait long.
 -- Returns {next_id, cancelled, cancelling}; next_id is where the search stopped, '' at the end of the list.
-local tenant, state, after_id, pool, label_key, label_value, name, max_jobs, max_scanned = unpack(ARGV)
+local tenant, state, after_id, pool, label_key, label_value, name, group, max_jobs, max_scanned = unpack(ARGV)
 max_jobs, max_scanned = tonumber(max_jobs), tonumber(max_scanned)
-local matches = job_matcher(state, pool, label_key, label_value, name)
+local matches = job_matcher(state, pool, label_key, label_value, name, group)
 local counts = {cancelled = 0, cancelling = 0}
 local ids = redis.call('ZREVRANGEBYLEX', keys.jobs_in_state(tenant, state), '(' .. after_id, '-', 'LIMIT', 0, max_scanned)
 local after, changed = '', 0

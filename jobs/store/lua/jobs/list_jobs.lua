@@ -2,11 +2,11 @@
 -- Further arguments are the fields to return of each job, 'state' first.
 -- Returns {next_id or '', {{id, queue...}...}, id, {value...}...}: first what the first `max_queues` jobs that wait do
 -- wait behind (see `queue_view`). next_id is where the search stopped, '' at the end of the list.
-local tenant, state, after, limit, pool, label_key, label_value, name, max_scanned, max_queues, order =
-  unpack(ARGV, 1, 11)
+local tenant, state, after, limit, pool, label_key, label_value, name, group, max_scanned, max_queues, order =
+  unpack(ARGV, 1, 12)
 limit, max_scanned, max_queues = tonumber(limit), tonumber(max_scanned), tonumber(max_queues)
-local all = pool == '' and label_key == '' and name == ''
-local matches = job_matcher(state, pool, label_key, label_value, name)
+local all = pool == '' and label_key == '' and name == '' and group == ''
+local matches = job_matcher(state, pool, label_key, label_value, name, group)
 local chunk = all and limit + 1 or math.max(limit + 1, 50)
 
 local MAX_LISTED_BYTES = 2048
@@ -37,9 +37,9 @@ local function walk(index, prefix, lowest)
       local ref = tenant .. '/' .. id
       if all or matches(ref) then
         reply[#reply + 1] = id
-        local values = redis.call('HMGET', keys.job(ref), unpack(ARGV, 12))
-        for field = 1, #ARGV - 11 do  -- a program may have chosen the message: a page has many
-          if ARGV[11 + field] == 'message' and values[field] then values[field] = cut_text(values[field], MAX_LISTED_BYTES) end
+        local values = redis.call('HMGET', keys.job(ref), unpack(ARGV, 13))
+        for field = 1, #ARGV - 12 do  -- a program may have chosen the message: a page has many
+          if ARGV[12 + field] == 'message' and values[field] then values[field] = cut_text(values[field], MAX_LISTED_BYTES) end
         end
         reply[#reply + 1] = values
         if values[1] == 'queued' and #queues < max_queues then add_queue(id) end
@@ -49,8 +49,8 @@ local function walk(index, prefix, lowest)
   end
 end
 
-local list = state ~= '' and keys.jobs_in_state(tenant, state) or keys.jobs(tenant)
-local named = name ~= '' and order ~= 'oldest' and redis.call('GET', keys.NAMED)
+local list = group ~= '' and keys.group_jobs(group) or state ~= '' and keys.jobs_in_state(tenant, state) or keys.jobs(tenant)
+local named = name ~= '' and group == '' and order ~= 'oldest' and redis.call('GET', keys.NAMED)
 local ended
 if named then
   ended = walk(keys.names(tenant), name_digest(name), named)

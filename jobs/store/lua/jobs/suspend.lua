@@ -14,6 +14,8 @@ if job[1] == 'queued' then
   dequeue(ref)
   unpark(ref)
   move(ref, 'queued', 'suspended', '')
+  -- One that can never start is cancelled all the same.
+  if redis.call('HEXISTS', keys.job(ref), 'unmet') == 1 then redis.call('ZADD', keys.AWAITING, 0, ref) end
   return 'suspended'
 end
 if read_field(keys.attempt(ref, job[2]), 'state') == 'leased' then

@@ -18,6 +18,7 @@ import pytest
 from shardyard import AsyncClient, AsyncJob, Client, Job, errors
 from shardyard.client import endpoints, events, operations
 from shardyard.client.events import EventParser
+from shardyard.client.groups import endpoints as group_endpoints
 from shardyard.client.transport import BlockingTransport, PauseStep
 from shardyard.contract import errors as tree
 from shardyard.contract import responses
@@ -346,7 +347,7 @@ def test_every_route_of_the_api_has_a_call() -> None:
     table = (Path(__file__).parents[4] / "docs" / "api.md").read_text().split("## Routes", 1)[1].split("\n## ", 1)[0]
     documented = {tuple(route.split(" ")) for route in re.findall(r"^\| `(\w+ /\S*)` \|", table, re.MULTILINE)}
     routes = {(method, path) for method, path in documented if not path.startswith(NOT_FOR_PROGRAMS)}
-    e = endpoints
+    e, g = endpoints, group_endpoints
     made = [
         e.submit_job({}), e.plan_job({}), e.list_jobs(), e.get_job("a"), e.resolve_job("a"), e.cancel_job("a"),
         e.cancel_many(),
@@ -364,6 +365,9 @@ def test_every_route_of_the_api_has_a_call() -> None:
         e.list_webhooks(), e.create_webhook("a", events=[], form="json", name=""), e.show_webhook("a"),
         e.change_webhook("a", active=True), e.delete_webhook("a"), e.rotate_webhook("a", overlap_seconds=0),
         e.test_webhook("a"), e.list_deliveries("a", state="", cursor="", limit=1), e.redeliver("a", "b"),
+        g.compare({}, strategies=[], devices=[]), g.list_comparisons(), g.get_comparison("a"), g.cancel_comparison("a"),
+        g.get_comparison_report("a"), g.sweep({}), g.list_sweeps(), g.get_sweep("a"), g.cancel_sweep("a"),
+        g.get_sweep_report("a"),
     ]  # fmt: skip
 
     def called(method: str, path: str) -> bool:

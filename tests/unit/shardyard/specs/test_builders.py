@@ -31,6 +31,7 @@ def test_every_field_of_a_recipe_is_one_that_the_service_takes() -> None:
         checkpoint=Checkpoints(10, keep=3), parallelism=Parallelism(backend="gloo"), devices=2, nodes=1, strategy="ddp",
         name="mine", pool="a100", priority=-5, labels={"team": "vision"}, observe="every", wall_seconds=60,
         stall_seconds=600, max_retries=2, start_after=5, secrets={"KEY": "name"}, export=["mlflow"],
+        depends_on=["0198c2f0"],
         straggler={"rank": 1, "where": "input", "milliseconds": 5}, bundle=f"sha256:{64 * 'a'}",
     )  # fmt: skip
     wanted = parse_spec(json.dumps(made.to_spec()))
@@ -41,6 +42,7 @@ def test_every_field_of_a_recipe_is_one_that_the_service_takes() -> None:
     assert (wanted.limits.wall_seconds, wanted.limits.stall_seconds, wanted.limits.max_retries) == (60, 600, 2)
     assert (wanted.labels, wanted.start_after, wanted.secrets) == ({"team": "vision"}, 5, {"KEY": "name"})
     assert wanted.recipe.export == ("mlflow",)
+    assert wanted.depends_on == ("0198c2f0",)
     assert all(getattr(made, one.name) is not None for one in fields(made))
 
 

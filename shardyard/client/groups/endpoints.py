@@ -1,0 +1,112 @@
+"""One function per route of comparisons and sweeps."""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from shardyard.client.endpoints import Spec, spec_body
+from shardyard.client.transport import HttpCall
+from shardyard.contract import groups
+from shardyard.contract.errors import InvalidRequest
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def compare(
+    spec: Spec,
+    *,
+    strategies: Sequence[str],
+    devices: Sequence[int],
+    steps: int | None = None,
+    name: str | None = None,
+    key: str | None = None,
+) -> HttpCall[groups.Comparison]:
+    fields = {"strategies": list(strategies), "devices": list(devices), "steps": steps, "name": name}
+    return _post("comparisons", groups.Comparison, spec, fields, key)
+
+
+def list_comparisons(**page: Any) -> HttpCall[groups.ComparisonList]:
+    """One page, newest first: limit, cursor."""
+    return _get("/v1/comparisons", groups.ComparisonList, **page)
+
+
+def get_comparison(comparison: str) -> HttpCall[groups.Comparison]:
+    return _get(_path("comparisons", comparison), groups.Comparison)
+
+
+def cancel_comparison(comparison: str) -> HttpCall[groups.Comparison]:
+    return _cancel("comparisons", comparison, groups.Comparison)
+
+
+def get_comparison_report(comparison: str) -> HttpCall[groups.ComparisonReport]:
+    return _get(_path("comparisons", comparison, "report"), groups.ComparisonReport)
+
+
+def draw_comparison_report(comparison: str, media: str) -> HttpCall[str]:
+    return _draw("comparisons", comparison, media)
+
+
+def sweep(
+    spec: Spec,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    random: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    **options: Any,
+) -> HttpCall[groups.Sweep]:
+    """Options: trials, seed, search, metric, mode, max_concurrent, steps, name."""
+    return _post("sweeps", groups.Sweep, spec, {"grid": grid, "random": random} | options, key)
+
+
+def list_sweeps(**page: Any) -> HttpCall[groups.SweepList]:
+    """One page, newest first: limit, cursor."""
+    return _get("/v1/sweeps", groups.SweepList, **page)
+
+
+def get_sweep(sweep: str) -> HttpCall[groups.Sweep]:
+    return _get(_path("sweeps", sweep), groups.Sweep)
+
+
+def cancel_sweep(sweep: str) -> HttpCall[groups.Sweep]:
+    return _cancel("sweeps", sweep, groups.Sweep)
+
+
+def get_sweep_report(sweep: str) -> HttpCall[groups.SweepReport]:
+    return _get(_path("sweeps", sweep, "report"), groups.SweepReport)
+
+
+def draw_sweep_report(sweep: str, media: str) -> HttpCall[str]:
+    return _draw("sweeps", sweep, media)
+
+
+def _post(collection: str, kind: Any, spec: Spec, fields: Mapping[str, Any], key: str | None) -> HttpCall[Any]:
+    try:
+        body = {"spec": json.loads(spec_body(spec))} | {
+            name: value for name, value in fields.items() if value is not None
+        }
+        content = json.dumps(body).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"this cannot be written as JSON: {error}") from error
+    headers = _JSON | {"Idempotency-Key": key or str(uuid.uuid4())}
+    return HttpCall(method="POST", path=f"/v1/{collection}", kind=kind, content=content, headers=headers, repeat=True)
+
+
+def _cancel(collection: str, group: str, kind: Any) -> HttpCall[Any]:
+    return HttpCall(method="POST", path=_path(collection, group, "cancel"), kind=kind, repeat=True)
+
+
+def _draw(collection: str, group: str, media: str) -> HttpCall[str]:
+    path = _path(collection, group, "report")
+    return HttpCall(method="GET", path=path, kind=str, headers={"Accept": media}, repeat=True)
+
+
+def _get(path: str, kind: Any, **params: Any) -> HttpCall[Any]:
+    return HttpCall(method="GET", path=path, kind=kind, params=params, repeat=True)
+
+
+def _path(collection: str, group: str, *rest: str) -> str:
+    if not group:
+        raise InvalidRequest(f"an empty id names none of the {collection}")
+    return "/".join(["/v1", collection, quote(group, safe=""), *rest])

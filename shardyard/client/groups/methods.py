@@ -1,0 +1,78 @@
+"""The methods of `Client` that are about comparisons and sweeps.
+
+Generated from `async_methods.py` by `python -m tools.generate_sync_client`: change that file, not this one.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from shardyard.client.endpoints import Spec
+from shardyard.client.groups import endpoints
+from shardyard.client.transport import HttpCall
+from shardyard.contract import groups
+
+T = TypeVar("T")
+
+
+class GroupMethods:
+    @abstractmethod
+    def call(self, call: HttpCall[T]) -> T: ...
+
+    def compare(
+        self,
+        spec: Spec,
+        *,
+        strategies: Sequence[str],
+        devices: Sequence[int],
+        steps: int | None = None,
+        name: str | None = None,
+        key: str | None = None,
+    ) -> groups.Comparison:
+        """Run a recipe under each strategy on each number of devices, with the same rows in each of its `steps`. `key`:
+        the same one gives the same comparison again."""
+        call = endpoints.compare(spec, strategies=strategies, devices=devices, steps=steps, name=name, key=key)
+        return self.call(call)
+
+    def comparisons(self, *, limit: int | None = None, cursor: str | None = None) -> groups.ComparisonList:
+        """A page of your comparisons, newest first."""
+        return self.call(endpoints.list_comparisons(limit=limit, cursor=cursor))
+
+    def comparison(self, comparison: str) -> groups.Comparison:
+        return self.call(endpoints.get_comparison(comparison))
+
+    def cancel_comparison(self, comparison: str) -> groups.Comparison:
+        """Cancel all of its jobs that have not ended."""
+        return self.call(endpoints.cancel_comparison(comparison))
+
+    def comparison_report(self, comparison: str) -> groups.ComparisonReport:
+        """What it has found so far."""
+        return self.call(endpoints.get_comparison_report(comparison))
+
+    def sweep(
+        self,
+        spec: Spec,
+        *,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        random: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> groups.Sweep:
+        """Run a spec with each combination of the values of a grid, or with values drawn at random, by the paths of
+        their fields. Options: trials, seed, metric, mode, max_concurrent, steps, name."""
+        return self.call(endpoints.sweep(spec, grid=grid, random=random, key=key, **options))
+
+    def sweeps(self, *, limit: int | None = None, cursor: str | None = None) -> groups.SweepList:
+        """A page of your sweeps, newest first."""
+        return self.call(endpoints.list_sweeps(limit=limit, cursor=cursor))
+
+    def get_sweep(self, sweep: str) -> groups.Sweep:
+        return self.call(endpoints.get_sweep(sweep))
+
+    def cancel_sweep(self, sweep: str) -> groups.Sweep:
+        """Cancel all of its jobs that have not ended."""
+        return self.call(endpoints.cancel_sweep(sweep))
+
+    def sweep_report(self, sweep: str) -> groups.SweepReport:
+        """What it has found so far."""
+        return self.call(endpoints.get_sweep_report(sweep))
