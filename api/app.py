@@ -81,7 +81,8 @@ from api.joins.service import JoinService
 from api.node_files import routes as node_file_routes
 from api.node_files.file_tree import sweep_drafts
 from api.node_files.service import MAX_UPLOAD_BYTES, NodeFileService
-from api.results import artifact_routes, log_routes, profile_routes, split_routes
+from api.results import artifact_routes, gate_routes, log_routes, profile_routes, split_routes
+from api.results.gate_service import GateService
 from api.results.profile_service import ProfileService
 from api.results.service import ResultService
 from api.system import dashboard_routes, docs_routes, problem_routes
@@ -137,6 +138,7 @@ ROUTERS = (
     explain_routes.router,
     bundle_routes.router,
     split_routes.router,
+    gate_routes.router,
     log_routes.router,
     artifact_routes.router,
     profile_routes.router,
@@ -350,6 +352,7 @@ def _build_services(
         TableService(control, jobs, records, telemetry, authenticator),
         results,
         GroupService(control, jobs, records, MeasureReader(records, results, fleet)),
+        GateService(records, results),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,

@@ -69,7 +69,14 @@ DOWNLOADS: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/audit"): "audit_read",
 }
 #: Requests with another method than GET that change nothing.
-UNCHANGING: Final = frozenset({("POST", "/v1/plan"), ("POST", "/v1/sign-in/device"), ("POST", "/v1/node/join/reach")})
+UNCHANGING: Final = frozenset(
+    {
+        ("POST", "/v1/plan"),
+        ("POST", "/v1/jobs/{job}/gate"),
+        ("POST", "/v1/sign-in/device"),
+        ("POST", "/v1/node/join/reach"),
+    }
+)
 #: Requests of nodes, many in a second, that bring or fetch what belongs to attempts which they have: supervisors that
 #: share the directory do so without an entry as well. What is refused has one.
 BROUGHT: Final = frozenset((method, "/v1/node/files/{path:path}") for method in ("GET", "PATCH", "PUT", "DELETE"))

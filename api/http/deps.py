@@ -37,6 +37,8 @@ SESSION_COOKIE = "shardyard_session"
 NODE_FILES = "/v1/node/files"
 #: Routes for tokens to join with, and no others.
 JOINS = "/v1/node/join"
+#: Requests with a body that only read.
+READS = frozenset({("POST", "/v1/jobs/{job}/gate")})
 #: Of a JSON body; one without a type counts as JSON.
 _JSON = ("application/json", "", "text/json")
 _OF_CURL = "application/x-www-form-urlencoded"
@@ -73,7 +75,8 @@ async def authenticate(request: Request) -> None:
         await turns.take_turn(tenant, request.scope)
     request.state.authenticate_header = principal
     if not (brings_files or request.scope["route"].path.startswith(JOINS)):
-        principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
+        reads = request.method in SAFE or (request.method, request.scope["route"].path) in READS
+        principal.require_scope(Scope.READ if reads else Scope.SUBMIT)
     if request.scope["query_string"]:
         refuse_unknown_parameters(request)
 

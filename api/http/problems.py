@@ -92,6 +92,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "bundle_needed": (409, "A job needs the bundle"),
     "job_not_finished": (409, "The job has not ended"),
     "job_not_running": (409, "The job does not run"),
+    "not_comparable": (409, "The jobs cannot be compared"),
     "profile_running": (409, "The job is being profiled"),
     "node_in_use": (409, "The node is in use"),
     "unboxed_nodes": (409, "Nodes put no box around jobs"),

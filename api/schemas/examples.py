@@ -80,6 +80,11 @@ DRAINS: dict[str, dict[str, Any]] = {
 
 PROFILES: dict[str, dict[str, Any]] = {"the_next_ten_steps": {"steps": 10}}
 
+GATES: dict[str, dict[str, Any]] = {
+    "even_and_busy": {"max_time_imbalance": 1.2, "max_idle": 0, "no_finding": ["slow-device", "uneven-mean-of-means"]},
+    "as_fast_as_before": {"against": "01a206b6-a3c7-72da-9460-dc116caac623", "max_slowdown": 1.05},
+}
+
 POLICIES: dict[str, dict[str, Any]] = {
     "only_nodes_with_a_full_box": {"box": "full"},
     "jobs_that_download": {"box": "any", "network": "host"},

@@ -288,6 +288,7 @@ COMMON: Final[Mapping[str, str]] = {
     "status": "status of the answer",
     "step": "number of the step",
     "step_ms": "mean time of a step",
+    "step_times": "how the times of steps changed in the run; of a final report",
     "steps": "how many steps there are",
     "steps_seen": "steps that were counted",
     "stopping": "whether its worker is leaving",
@@ -404,6 +405,19 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "DeviceView": {"state": "free, leased, quarantined or offline", "id": "UUID of a GPU, or the name of a core"},
     "DroppedLines": {"to": "number of the last line"},
+    "GateCheck": {
+        "name": "field of the limit; of findings with the code behind it",
+        "outcome": "passed, broken, or unclear where that cannot be told",
+        "figure": "what was found; null: it is not known",
+        "limit": "limit that was given",
+        "low": "not less than this, with 95 % certainty; null: it was counted",
+        "high": "not more than this, with 95 % certainty; null: it was counted",
+    },
+    "GateVerdict": {
+        "outcome": "broken if a check is, else unclear if one is, else passed",
+        "checks": "one for each limit, after that of success",
+        "against": "the job beside which it was judged",
+    },
     "JobExplanation": {"share": "what its tenant has used", "start": "when it may start"},
     "JobList": {
         "jobs": "jobs of this page",
@@ -557,6 +571,12 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "TokenView": {"node": "the node that a token with the scope node is for"},
     "WebhookChange": {"url": "where deliveries go", "events": "kinds of events, or groups of them"},
     "WebhookEvent": {"id": "id of the delivery: drop what comes twice", "kind": "kind of the event"},
+    "StepTimes": {
+        "steps": "how many steps of it were measured",
+        "step_ms": "from one step to the next, without the longest of ten",
+        "rows": "rows of all devices together in a step",
+        "time_max_over_mean": "of the device that was busiest over all windows",
+    },
     "WhatIf": {"ratio": "the run as it is over the run without slow devices", "rows": "part of more rows"},
 }
 

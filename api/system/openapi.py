@@ -19,7 +19,7 @@ from api.schemas.field_docs import describe_field
 from api.system.operation_ids import OPERATION_IDS, TAGS
 from jobs.model.spec import JobSpec
 from jobs.model.state import AttemptState, JobState, StateReason
-from shardyard.contract import audit, fleet, groups, joins, quotas, responses, scheduling, webhooks
+from shardyard.contract import audit, fleet, gate, groups, joins, quotas, responses, scheduling, webhooks
 from shardyard.contract.report import Report
 from shardyard.contract.report_diff import ReportDiff
 
@@ -33,7 +33,7 @@ _BODIES: list[type[BaseModel]] = [
 ]
 _ANSWERS = {
     name: kind
-    for contract in (responses, groups, fleet, joins, audit, webhooks, quotas, scheduling)
+    for contract in (responses, groups, fleet, gate, joins, audit, webhooks, quotas, scheduling)
     for name, kind in vars(contract).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not responses.Answer
 }

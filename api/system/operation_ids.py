@@ -38,6 +38,7 @@ OPERATION_IDS: Final[Mapping[tuple[str, str], str]] = {
     ("DELETE", "/v1/bundles/{bundle}"): "deleteBundle",
     ("GET", "/v1/jobs/{job}/splits"): "getSplitReport",
     ("GET", "/v1/jobs/{job}/splits/diff"): "compareSplitReports",
+    ("POST", "/v1/jobs/{job}/gate"): "gateJob",
     ("GET", "/v1/jobs/{job}/logs"): "readLogs",
     ("GET", "/v1/jobs/{job}/metrics"): "readMetrics",
     ("GET", "/v1/jobs/{job}/artifacts"): "listArtifacts",

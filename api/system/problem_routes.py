@@ -34,8 +34,11 @@ EXPLANATIONS: Final = {
     "idempotency_conflict": "this Idempotency-Key was used with another body",
     "job_finished": "cancel of a job that has already succeeded or failed",
     "bundle_needed": "delete of a bundle that a job needs; delete those jobs first",
-    "job_not_finished": "delete of a job that has not ended, or still holds devices",
+    "job_not_finished": "delete of a job that has not ended, or still holds devices; a gate of one that has not ended",
     "job_not_running": "a profile of a job that waits, starts, is being cancelled or has ended",
+    "not_comparable": (
+        "a gate against a job that did other work, or did it on other devices; `detail` says what differs"
+    ),
     "profile_running": "a profile of a job that is being profiled; `detail` names that profile",
     "node_in_use": "forgetting a node that is alive, or on which a lease has not expired",
     "wrong_offset": (

@@ -7,6 +7,8 @@ Exit codes:
     2  wrong usage or bad input: nothing was done
     3  the service cannot be reached, cannot accept the request now, or does not start
     4  the service refused: not found, no permission, a conflict, or an internal error
+    5  gate: the job breaks a limit
+    6  gate: too noisy or too short to judge
   130  Ctrl-C; a submitted job continues
 
 Modules of this package import what is slow (httpx, Redis, the service itself) inside the commands
@@ -41,6 +43,7 @@ from shardyard.cli.framework.commands import make_app
 from shardyard.cli.framework.references import takes_references
 from shardyard.cli.groups import manage as group_commands
 from shardyard.cli.groups import start as group_start
+from shardyard.cli.gates import gate
 from shardyard.cli.listing import job_list
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
@@ -104,6 +107,7 @@ MORE_EXAMPLES = {
             "shardyard splits JOB --html report.html everything in one file",
         )
     ),
+    "gate": gate.EXAMPLES,
     "hardware": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -180,6 +184,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | attempts.COMMANDS
         | explain.COMMANDS
         | splits.COMMANDS
+        | gate.COMMANDS
         | hardware.COMMANDS
         | logs.COMMANDS
         | artifacts.COMMANDS

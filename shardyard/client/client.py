@@ -24,6 +24,7 @@ from shardyard.client.webhooks import WebhookMethods
 from shardyard.contract import fleet, quotas, responses, scheduling
 from shardyard.contract.audit import AuditEntry
 from shardyard.contract.errors import NotFound
+from shardyard.contract.gate import GateVerdict
 from shardyard.contract.responses import JobSummary
 from shardyard.specs.builders import Script
 
@@ -473,6 +474,38 @@ class Job(BlockingJobHandle):
     def report(self, *, attempt: int | None = None) -> "SplitReport":
         """The split report, also while the job runs. Raises NotFound if there is none yet."""
         return self._client.call(endpoints.get_report(self.id, attempt=attempt))
+
+    def gate(
+        self,
+        *,
+        max_time_imbalance: float | None = None,
+        max_row_imbalance: float | None = None,
+        max_idle: int | None = None,
+        min_throughput: float | None = None,
+        max_memory: int | None = None,
+        no_finding: Sequence[str] = (),
+        against: str | None = None,
+        max_slowdown: float | None = None,
+    ) -> GateVerdict:
+        """Hold the job's report against limits. `no_finding` are codes of findings, or "warning" for any of that
+        severity; `against` is the id of the job that `max_slowdown` compares with.
+
+        Raises:
+            JobNotFinished: one of the two has not ended.
+            NotFound: there is no report.
+            NotComparable: the other job did other work, or did it on other devices.
+        """
+        limits = {
+            "max_time_imbalance": max_time_imbalance,
+            "max_row_imbalance": max_row_imbalance,
+            "max_idle": max_idle,
+            "min_throughput": min_throughput,
+            "max_memory": max_memory,
+            "no_finding": list(no_finding),
+            "against": against,
+            "max_slowdown": max_slowdown,
+        }
+        return self._client.call(endpoints.judge_job(self.id, **limits))
 
     def attempts(self) -> Rows[responses.AttemptView]:
         """The job's attempts; `to_pandas()` has a row for each."""

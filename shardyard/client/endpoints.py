@@ -14,6 +14,7 @@ from shardyard.client.notebook import SpecPlan
 from shardyard.client.transport import READ_SECONDS, HttpCall
 from shardyard.contract import audit, fleet, quotas, responses, scheduling, webhooks
 from shardyard.contract.errors import InvalidRequest
+from shardyard.contract.gate import GateVerdict
 from shardyard.formatting import is_whole_id
 from shardyard.specs.builders import Recipe
 from shardyard.specs.spec_files import read_spec_file
@@ -194,6 +195,14 @@ def draw_comparison(
     path = _build_path("jobs", job, "splits", "diff")
     call = _get_request(path, bytes, against=against, attempt=attempt, notes=notes)
     return _replace_fields(call, headers={"Accept": kind})
+
+
+def judge_job(job: str, **limits: Any) -> HttpCall[GateVerdict]:
+    """Limits: max_time_imbalance, max_row_imbalance, max_idle, min_throughput, max_memory, no_finding, against,
+    max_slowdown."""
+    body = json.dumps({name: limit for name, limit in limits.items() if limit is not None}).encode()
+    path = _build_path("jobs", job, "gate")
+    return HttpCall(method="POST", path=path, kind=GateVerdict, content=body, headers=_JSON, repeat=True)
 
 
 def read_logs(job: str, *, stream: Sequence[str] | str | None = None, **filters: Any) -> HttpCall[responses.LogPage]:

@@ -24,9 +24,10 @@
     │   ├── AmbiguousReference    several jobs fit the words for one; `candidates` has them
     │   ├── IdempotencyConflict   same key, other body
     │   ├── JobFinished           cancel of a job that has ended
-    │   ├── JobNotFinished        delete of a job that has not
+    │   ├── JobNotFinished        delete of a job that has not, or a gate
     │   ├── BundleNeeded          delete of a bundle that a job needs
     │   ├── JobNotRunning         a profile of a job that waits or has ended
+    │   ├── NotComparable         a gate against a job of another shape
     │   ├── ProfileRunning        a profile of a job that is being profiled
     │   ├── BundleQuota           a tenant's bundles have no more room
     │   ├── SecretQuota           a tenant has as many secrets as it may have
@@ -180,6 +181,10 @@ class BundleNeeded(Conflict):
 
 class JobNotRunning(Conflict):
     code = "job_not_running"
+
+
+class NotComparable(Conflict):
+    code = "not_comparable"
 
 
 class ProfileRunning(Conflict):

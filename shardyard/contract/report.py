@@ -200,6 +200,22 @@ class Resumed(msgspec.Struct, frozen=True):
     attempt: int
 
 
+class StepTimes(msgspec.Struct, frozen=True):
+    """Steps of the main phase that followed one another, on average; `steps` of them were measured, from `first_step`
+    on.
+
+    `step_ms` is from one step to the next, without the longest. `rows` are those of all devices together in a step.
+    `time_max_over_mean` is the time of waiting for data and computing on the device that took longest in all these
+    windows together, over the mean of all devices.
+    """
+
+    first_step: int
+    steps: int
+    step_ms: float
+    rows: float | None
+    time_max_over_mean: float | None
+
+
 class Report(msgspec.Struct, frozen=True):
     job_id: str
     attempt: int
@@ -227,6 +243,7 @@ class Report(msgspec.Struct, frozen=True):
     flop_per_second: float | None = None
     mfu: float | None = None
     per_node: tuple[NodeMeasures, ...] = ()  # where the attempt has several nodes
+    step_times: tuple[StepTimes, ...] = ()  # of a final report: how the times of steps changed in the run
 
 
 #: The disjoint parts of a device's wall time.

@@ -224,6 +224,34 @@ def test_the_service_is_run_through_the_client_too(client: Client) -> None:
     assert "models" in client.recipes()
 
 
+def test_a_straggler_breaks_a_gate_and_its_twin_does_not(up: Up, client: Client) -> None:
+    def train(name: str, straggler: dict[str, Any] | None) -> Job:
+        program = digits(8)["program"] | {"max_steps": 120, "straggler": straggler}
+        spec = {"name": name, "resources": {"devices": 2}, "parallelism": {"strategy": "ddp"}, "program": program}
+        return client.submit(spec)
+
+    slow, twin = train("slow", {"rank": 1, "where": "forward", "milliseconds": 40}), train("twin", None)
+    for job in (slow, twin):
+        job.wait(timeout=120)
+    limits = ["--max-time-imbalance", "1.5", "--max-idle", "0", "--no-finding", "slow-device"]
+
+    def gate(*options: str) -> tuple[int, dict[str, str]]:
+        command = [*up.command()[:3], "gate", *options, "-o", "json"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run.returncode, {check["name"]: check["outcome"] for check in json.loads(run.stdout)["checks"]}
+
+    code, checks = gate("slow", *limits, "--against", "twin", "--max-slowdown", "1.5", "--wait")
+    assert code == 5
+    assert checks["succeeded"] == checks["max_idle"] == "passed"
+    assert checks["max_time_imbalance"] == checks["max_slowdown"] == checks["no_finding.slow-device"] == "broken"
+
+    code, checks = gate("twin", *limits, "--against", "slow", "--max-slowdown", "1.05")
+    assert code in (0, 6), checks  # times of a busy machine may be too noisy to judge
+    assert checks["max_slowdown"] == checks["no_finding.slow-device"] == "passed"
+    verdict = slow.gate(max_time_imbalance=1.5)
+    assert (verdict.outcome, verdict.checks[1].outcome) == ("broken", "broken")
+
+
 def test_a_cancelled_follower_leaves_nothing_open(client: Client) -> None:
     job = client.submit(digits(epochs=100_000))
     for _ in range(20):

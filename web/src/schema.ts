@@ -1044,6 +1044,102 @@ export interface components {
             both: string[];
         };
         /**
+         * GateCheck
+         * @description One limit. `name` is its field of the request, with the code behind it for findings: `no_finding.slow-device`. `figure` is what was found, and lies with 95 % certainty between `low` and `high`, which are null where it was counted. `unclear`: the limit lies between the two, or there is no figure; `message` says why.
+         */
+        GateCheck: {
+            /** @description field of the limit; of findings with the code behind it */
+            name: string;
+            /**
+             * @description passed, broken, or unclear where that cannot be told
+             * @enum {unknown}
+             */
+            outcome: "broken" | "passed" | "unclear";
+            /** @description that in a sentence */
+            message: string;
+            /** @description what was found; null: it is not known */
+            figure: number | null;
+            /** @description limit that was given */
+            limit: number | null;
+            /** @description not less than this, with 95 % certainty; null: it was counted */
+            low: number | null;
+            /** @description not more than this, with 95 % certainty; null: it was counted */
+            high: number | null;
+        };
+        /**
+         * GateRequest
+         * @description Limits that a job's report is to keep; at least one.
+         */
+        GateRequest: {
+            /**
+             * Max Time Imbalance
+             * @description the busiest device's time over the mean of all, as balance.time_max_over_mean; 1 is even
+             * @default null
+             */
+            max_time_imbalance?: number | null;
+            /**
+             * Max Row Imbalance
+             * @description the same of rows, as balance.rows_max_over_mean
+             * @default null
+             */
+            max_row_imbalance?: number | null;
+            /**
+             * Max Idle
+             * @description steps in which a device got nothing, as balance.idle_device_steps
+             * @default null
+             */
+            max_idle?: number | null;
+            /**
+             * Min Throughput
+             * @description rows per second of all devices, as rows_per_second
+             * @default null
+             */
+            min_throughput?: number | null;
+            /**
+             * Max Memory
+             * @description bytes, as the largest per_device.memory_peak_bytes
+             * @default null
+             */
+            max_memory?: number | null;
+            /**
+             * No Finding
+             * @description codes of findings that the report must not have; warning: any of that severity
+             * @default []
+             */
+            no_finding?: string[];
+            /**
+             * Against
+             * @description id of another job, for max_slowdown
+             * @default null
+             */
+            against?: string | null;
+            /**
+             * Max Slowdown
+             * @description time of a step over that of the job `against`; 1.05: 5 % slower
+             * @default null
+             */
+            max_slowdown?: number | null;
+        };
+        /**
+         * GateVerdict
+         * @description `broken` if one of the checks is, else `unclear` if one is, else `passed`. `against` is the other job.
+         */
+        GateVerdict: {
+            /** @description id of the job */
+            job_id: string;
+            /** @description number of the attempt, from 1; 0 before the first */
+            attempt: number;
+            /**
+             * @description broken if a check is, else unclear if one is, else passed
+             * @enum {unknown}
+             */
+            outcome: "broken" | "passed" | "unclear";
+            /** @description one for each limit, after that of success */
+            checks: components["schemas"]["GateCheck"][];
+            /** @description the job beside which it was judged */
+            against: string | null;
+        };
+        /**
          * GroupSummary
          * @description A comparison or a sweep of a list. Its state is `queued`, `running`, and when all of its jobs have ended `cancelled`, `succeeded`, or `failed` if none of them succeeded. `counts` are its jobs by state.
          */
@@ -2676,6 +2772,11 @@ export interface components {
              * @default []
              */
             per_node?: components["schemas"]["NodeMeasures"][];
+            /**
+             * @description how the times of steps changed in the run; of a final report
+             * @default []
+             */
+            step_times?: components["schemas"]["StepTimes"][];
         };
         /** ReportDevice */
         ReportDevice: {
@@ -3125,6 +3226,22 @@ export interface components {
          * @enum {string}
          */
         StateReason: "waiting_for_devices" | "no_live_node" | "waiting_for_nodes" | "unboxed" | "node_has_no_address" | "storage_low" | "backing_off" | "waiting_for_quota" | "waiting_for_time" | "waiting_for_jobs" | "waiting_for_turn" | "suspended" | "service_stopped" | "drained" | "preempted" | "starting" | "running" | "cancelling" | "completed" | "cancelled_by_user" | "dependency_failed" | "rank_failed" | "code_error" | "out_of_memory" | "resource_limit" | "wall_limit" | "stalled" | "rejected_by_worker" | "start_failed" | "storage_failed" | "supervisor_lost" | "lease_expired" | "node_lost" | "link_lost";
+        /**
+         * StepTimes
+         * @description Steps of the main phase that followed one another, on average; `steps` of them were measured, from `first_step` on. `step_ms` is from one step to the next, without the longest. `rows` are those of all devices together in a step. `time_max_over_mean` is the time of waiting for data and computing on the device that took longest in all these windows together, over the mean of all devices.
+         */
+        StepTimes: {
+            /** @description first step of them, from 0 within its phase */
+            first_step: number;
+            /** @description how many steps of it were measured */
+            steps: number;
+            /** @description from one step to the next, without the longest of ten */
+            step_ms: number;
+            /** @description rows of all devices together in a step */
+            rows: number | null;
+            /** @description of the device that was busiest over all windows */
+            time_max_over_mean: number | null;
+        };
         /**
          * Straggler
          * @description Makes one device slow on purpose, to see how the report shows it.

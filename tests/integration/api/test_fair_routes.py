@@ -67,6 +67,7 @@ WITH_BODY = frozenset(
         "POST /v1/comparisons",
         "POST /v1/sweeps",
         "POST /v1/jobs/cancel",
+        "POST /v1/jobs/{job}/gate",
         "POST /v1/jobs/{job}/profile",
         "PUT /v1/pools/{pool}",
         "POST /v1/nodes/{node}/drain",

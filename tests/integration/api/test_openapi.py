@@ -25,6 +25,7 @@ NODE_FILE = "/v1/node/files/{path}"
 UPLOADS = {("post", "/v1/bundles"), ("patch", NODE_FILE), ("put", NODE_FILE)}
 #: Of what no example is there in a service that has just begun.
 MISSING = (
+    "/v1/jobs/{job}/gate",
     "/v1/jobs/{job}/profile",
     "/v1/webhooks/{webhook}",
     "/v1/webhooks/{webhook}/rotate",
@@ -109,6 +110,7 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
             "/v1/jobs/cancel",
             "/v1/comparisons",
             "/v1/sweeps",
+            "/v1/jobs/{job}/gate",
             "/v1/jobs/{job}/profile",
             "/v1/tokens",
             "/v1/webhooks",
@@ -159,6 +161,7 @@ async def test_every_example_of_a_body_is_accepted(mailing: Api) -> None:
         examples.DEVICE_SIGN_INS,
         examples.DRAINS,
         examples.QUARANTINES,
+        examples.GATES,
         examples.POLICIES,
         examples.PROFILES,
         examples.QUOTAS,

@@ -39,6 +39,7 @@ from jobs.splits.findings.uneven_work import find_uneven_work
 from jobs.splits.node_measures import measure_nodes
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
+from jobs.splits.step_times import list_step_times
 from jobs.splits.throughput import WorkFacts, rate_run
 from jobs.splits.verdict import describe_run
 from shardyard.contract.report import DeviceMeasures, Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
@@ -326,6 +327,7 @@ class Aggregator(ABC):
             hardware=self._hardware.summaries(),
             learning_rate=self._learning_rate,
             per_node=measure_nodes(nodes, devices, measures.waited_ms()),
+            step_times=list_step_times(measures, work.rows) if final else (),
             **msgspec.structs.asdict(rate_run(devices, work)),
         )
         facts = NoteFacts(

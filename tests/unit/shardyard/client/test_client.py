@@ -352,7 +352,7 @@ def test_every_route_of_the_api_has_a_call() -> None:
         e.submit_job({}), e.plan_job({}), e.list_jobs(), e.get_job("a"), e.resolve_job("a"), e.cancel_job("a"),
         e.cancel_many(),
         e.resubmit_job("a"), e.delete_job("a"), e.list_attempts("a"), e.request_profile("a"),
-            e.list_profiles("a"), e.get_report("a"), e.compare_reports("a", "b"),
+            e.list_profiles("a"), e.get_report("a"), e.compare_reports("a", "b"), e.judge_job("a"),
         e.read_logs("a"), e.read_metrics("a"), e.list_artifacts("a"), e.download_artifact("a", "b/c"),
         e.job_events("a"), e.service_events(), e.upload_bundle(io.BytesIO()), e.get_bundle("a"), e.delete_bundle("a"),
         e.list_recipes(), e.read_job_table(["loss"]), e.list_job_columns(), e.list_device_use(),
