@@ -43,7 +43,7 @@ def ratio_of(values: Sequence[float], others: Sequence[float]) -> Interval | Non
     ours, theirs = len(values), len(others)
     if min(ours, theirs) < MIN_VALUES:
         return None
-    differences = sorted(math.log(one) - math.log(other) for one, other in product(values, others))
+    differences = sorted(one - other for one, other in product(map(math.log, values), map(math.log, others)))
     beyond = ours * theirs / 2 - Z_95 * math.sqrt(ours * theirs * (ours + theirs + 1) / 12)
     found = _widened(differences, beyond, max(_inflation(values), _inflation(others)))
     return Interval(math.exp(found.estimate), math.exp(found.low), math.exp(found.high))

@@ -46,12 +46,12 @@ def judge_report(limits: GateLimits, report: Report, against: Report | None = No
     be compared (`jobs.splits.gates.comparable`)."""
     balance, blocks = report.balance, make_blocks(report.step_times)
     return [
-        *_measured("max_time_imbalance", _TIME, limits.max_time_imbalance, _imbalance(blocks), report),
+        *_measured("max_time_imbalance", _TIME, limits.max_time_imbalance, lambda: _imbalance(blocks), report),
         *_counted("max_row_imbalance", _ROWS, limits.max_row_imbalance, balance.rows_max_over_mean, report),
         *_counted("max_idle", _IDLE, limits.max_idle, balance.idle_device_steps, report),
-        *_measured("min_throughput", _RATE, limits.min_throughput, _throughput(blocks), report, at_least=True),
+        *_measured("min_throughput", _RATE, limits.min_throughput, lambda: _throughput(blocks), report, at_least=True),
         *_counted("max_memory", _MEMORY, limits.max_memory, _memory_peak(report), report),
-        *_measured("max_slowdown", _SLOWDOWN, limits.max_slowdown, _slowdown(blocks, against), report, against),
+        *_measured("max_slowdown", _SLOWDOWN, limits.max_slowdown, lambda: _slowdown(blocks, against), report, against),
         *_findings(limits.no_finding, report),
     ]
 
@@ -114,10 +114,17 @@ def _slowdown(blocks: Sequence[TimeBlock], against: Report | None) -> Interval |
 
 
 def _measured(
-    name: str, of: _Figure, limit: float | None, found: Interval | None, *runs: Report | None, at_least: bool = False
+    name: str,
+    of: _Figure,
+    limit: float | None,
+    measure: Callable[[], Interval | None],
+    *runs: Report | None,
+    at_least: bool = False,
 ) -> Iterator[GateCheck]:
+    """`runs` are those that are measured."""
     if limit is None:
         return
+    found = measure()
     if found is None:
         yield _unknown(name, of, limit, *runs)
         return

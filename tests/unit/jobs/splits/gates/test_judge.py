@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from jobs.splits.gates.comparable import list_differences
-from jobs.splits.gates.intervals import MIN_VALUES, ratio_of, typical_value
+from jobs.splits.gates.intervals import MIN_VALUES, typical_value
 from jobs.splits.gates.judge import judge_report, sum_up
 from jobs.splits.gates.limits import GateLimits
 from jobs.splits.gates.time_blocks import make_blocks
@@ -118,6 +118,7 @@ def test_a_gate_is_broken_if_one_check_is_and_unclear_if_one_is_and_none_is_brok
         (2.0, "passed", "within the limit 2"),
         (1.5, "unclear", "too noisy to judge by the limit 1.5; the figure is as good as the limit"),
         (1.54, "unclear", "times as many steps, or a quieter machine, would tell"),
+        (1.46, "unclear", "times as many steps, or a quieter machine, would tell"),
     ],
 )
 def test_a_limit_on_times_is_judged_where_it_lies_outside_of_the_noise(limit: float, outcome: str, words: str) -> None:
@@ -184,7 +185,7 @@ def test_a_single_wild_window_hardly_moves_an_interval() -> None:
 
 # -- how often it is wrong -------------------------------------------------------------------------
 
-RUNS = 1_000
+RUNS = 500
 
 #: Noise of a window, how it hangs together, and windows of each run.
 NOISE = [(0.02, 0.0, 12), (0.05, 0.3, 30), (0.2, 0.3, 40), (0.5, 0.0, 20)]
@@ -195,17 +196,20 @@ def rates(judge: Callable[[random.Random], str], seed: int) -> Counter[str]:
     return Counter(judge(rng) for _ in range(RUNS))
 
 
+EMPTY = a_report()
+
+
 def judge_slowdown(rng: random.Random, slowdown: float, limit: float, noise: float, memory: float, count: int) -> str:
-    found = ratio_of(noisy(rng, 10 * slowdown, noise, count, memory), noisy(rng, 10, noise, count, memory))
-    assert found is not None
-    return "passed" if found.high <= limit else "broken" if found.low > limit else "unclear"
+    sides = [noisy(rng, centre, noise, count, memory) for centre in (10.0 * slowdown, 10.0)]
+    report, against = (msgspec.structs.replace(EMPTY, step_times=windows(steps)) for steps in sides)
+    return only(judge_report(GateLimits(max_slowdown=limit), report, against)).outcome
 
 
 @pytest.mark.parametrize(("noise", "memory", "count"), NOISE)
 def test_noise_alone_seldom_breaks_a_gate_and_a_slower_run_seldom_passes(
     noise: float, memory: float, count: int
 ) -> None:
-    """At the limit itself, which is the worst case, each error is to happen in one run of forty."""
+    """At the limit itself, which is the worst case, each error may happen in one run of forty."""
     fair = rates(lambda rng: judge_slowdown(rng, 1.0, 1.0, noise, memory, count), seed=count)
     assert fair["broken"] / RUNS < 0.04
     assert fair["passed"] / RUNS < 0.04

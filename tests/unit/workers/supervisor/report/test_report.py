@@ -513,7 +513,7 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
         *("primitives", "balance", "prediction", "findings", "notes", "rehearsal", "resumed"),
         *("what_if", "verdict", "rows_per_second", "hardware", "learning_rate"),
-        *("tokens_per_second", "flop_per_step", "flop_per_second", "mfu", "per_node"),
+        *("tokens_per_second", "flop_per_step", "flop_per_second", "mfu", "per_node", "step_times"),
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]
