@@ -45,6 +45,7 @@ from shardyard.cli.groups import manage as group_commands
 from shardyard.cli.groups import start as group_start
 from shardyard.cli.gates import gate
 from shardyard.cli.listing import job_list
+from shardyard.cli.tuning import tune
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
 
@@ -155,6 +156,7 @@ MORE_EXAMPLES = {
             "shardyard share acme --weight 2         it may use twice as much as others",
         )
     ),
+    "tune": tune.EXAMPLES,
     "top": "\n\n".join(
         (
             "[bold]Examples[/]",
@@ -185,6 +187,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
         | explain.COMMANDS
         | splits.COMMANDS
         | gate.COMMANDS
+        | tune.COMMANDS
         | hardware.COMMANDS
         | logs.COMMANDS
         | artifacts.COMMANDS

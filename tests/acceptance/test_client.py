@@ -252,6 +252,25 @@ def test_a_straggler_breaks_a_gate_and_its_twin_does_not(up: Up, client: Client)
     assert (verdict.outcome, verdict.checks[1].outcome) == ("broken", "broken")
 
 
+def test_a_search_for_the_batch_size_tries_and_chooses(up: Up, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(digits(2) | {"resources": {"devices": 2}}))
+    options = ["--steps", "120", "--strategies", "single,ddp", "--batch-sizes", "32,64", "-o", "json"]
+    command = [*up.command()[:3], "tune", str(tmp_path / "job.json"), *options]
+
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert {(trial["strategy"], trial["devices"]) for trial in found["trials"]} == {("single", 1), ("ddp", 2)}
+    assert all(trial["rates"] and not trial["problem"] for trial in found["trials"])
+    assert found["steps"] == sum(trial["steps"] for trial in found["trials"]) <= 120
+    known = {(one["strategy"], one["rows"]): one["rows_per_second"] for one in found["candidates"]}
+    chosen = found["chosen"]
+    assert known[chosen["strategy"], chosen["rows"]] >= 0.98 * max(known.values())
+    labelled = client.jobs(label=f"tune={found['id']}")
+    assert {job.id for job in labelled} == {trial["job"] for trial in found["trials"]}
+
+
 def test_a_cancelled_follower_leaves_nothing_open(client: Client) -> None:
     job = client.submit(digits(epochs=100_000))
     for _ in range(20):

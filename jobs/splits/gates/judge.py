@@ -1,18 +1,18 @@
 """Holds a split report against limits: what keeps them, what breaks them, and what is too noisy to be judged.
 
 Rows, idle devices, memory and findings are counted, so a limit is kept or broken. Times were measured: the windows of a
-run (`step_times`) say between which limits a figure lies with 95 % certainty (`jobs.splits.gates.intervals`). Where the
-limit lies between them too, another run of the same program might fall on the other side of it, and the check is
+run (`step_times`) say between which limits a figure lies with 95 % certainty (`shardyard.contract.measuring`). Where
+the limit lies between them too, another run of the same program might fall on the other side of it, and the check is
 neither passed nor broken but unclear. All figures are of the steps after the first ten, in which libraries warm up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jobs.splits.gates.intervals import MIN_VALUES, Interval, ratio_of, typical_value
 from jobs.splits.gates.limits import ANY_WARNING, GateLimits
-from jobs.splits.gates.time_blocks import TimeBlock, make_blocks
 from shardyard.contract.gate import GateCheck, Outcome
+from shardyard.contract.measuring.intervals import MIN_VALUES, Interval, ratio_of, typical_value
+from shardyard.contract.measuring.time_blocks import TimeBlock, make_blocks
 from shardyard.contract.report import Report, describe_bytes
 
 #: Two runs of one program on the same devices differ by so much, however little steps differ within each.

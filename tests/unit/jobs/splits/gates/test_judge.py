@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from jobs.splits.gates.comparable import list_differences
-from jobs.splits.gates.intervals import MIN_VALUES, typical_value
 from jobs.splits.gates.judge import judge_report, sum_up
 from jobs.splits.gates.limits import GateLimits
-from jobs.splits.gates.time_blocks import make_blocks
 from shardyard.contract.gate import GateCheck
+from shardyard.contract.measuring.intervals import MIN_VALUES, typical_value
+from shardyard.contract.measuring.time_blocks import make_blocks
 from shardyard.contract.report import Finding, Pattern, Report, StepTimes
 from tests.support.samples.job_records import a_spec
 from tests.support.samples.record_streams import aggregator, rank_stream
