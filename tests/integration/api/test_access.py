@@ -6,6 +6,7 @@ from fastapi.routing import iter_route_contexts
 from structlog.testing import capture_logs
 
 from api.http.auth import is_public
+from api.http.deps import READS
 from jobs import store
 from jobs.store.accounts.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
@@ -99,8 +100,9 @@ async def test_an_idempotency_key_does_not_reach_into_another_tenant(api: Api) -
 async def test_a_token_that_may_only_read_changes_nothing(api: Api) -> None:
     api.node()
     job, reader = await api.submit(), api.token(Scope.READ)
+    reads = {(method, fill(path)) for method, path in READS}
     for method, path in every_route(api):
-        if method not in ("GET", "HEAD") and not is_public(path):
+        if method not in ("GET", "HEAD") and (method, path) not in reads and not is_public(path):
             answer = await api.client.request(method, path.replace(JOB, job), headers=reader)
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
     assert (await api.get(f"/v1/jobs/{job}", headers=reader))["cancel_requested"] is False

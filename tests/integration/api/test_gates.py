@@ -128,7 +128,8 @@ async def test_a_job_that_was_cancelled_breaks_every_gate(api: Api) -> None:
 async def test_limits_that_are_wrong_are_refused_by_name(
     api: Api, limits: dict[str, Any], field: str, words: str
 ) -> None:
-    status, refusal = await judge(api, "01a206b6-a3c7-72da-9460-dc116caac624", **limits)
+    api.node()
+    status, refusal = await judge(api, await api.submit(), **limits)
     assert status == 422
     assert refusal["errors"][0]["field"] == field
     assert words in refusal["errors"][0]["message"]
