@@ -41,9 +41,9 @@ from shardyard.cli.common import Commands
 from shardyard.cli.fleet import boxes, joining, pools
 from shardyard.cli.framework.commands import make_app
 from shardyard.cli.framework.references import takes_references
+from shardyard.cli.gates import gate
 from shardyard.cli.groups import manage as group_commands
 from shardyard.cli.groups import start as group_start
-from shardyard.cli.gates import gate
 from shardyard.cli.listing import job_list
 from shardyard.cli.tuning import tune
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable

@@ -18,8 +18,8 @@ _OF_STRATEGIES = {
     "placement": ("single",),
     "backend": ("ddp", "fsdp"),
 }
-#: What short runs leave out: it takes time between steps, and nobody needs what it leaves.
-_NOT_IN_SHORT_RUNS = ("evaluate", "checkpoint", "scheduler")
+#: What short runs leave out: it is not about the speed of steps, and nobody needs what it leaves.
+_NOT_IN_SHORT_RUNS = ("evaluate", "checkpoint", "scheduler", "export")
 STEPS = "accumulate_steps"
 _EACH_RANK = ("ddp", "fsdp")
 MAX_BATCH = 1_000_000

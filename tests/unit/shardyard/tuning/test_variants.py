@@ -26,6 +26,7 @@ def a_spec(**program: Any) -> dict[str, Any]:
             "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
             "evaluate": {"data": {"ref": "digits"}},
             "checkpoint": {"every_steps": 5},
+            "export": ["tensorboard"],
             "epochs": 3,
         }
         | program,
@@ -62,6 +63,7 @@ def test_a_trial_is_short_and_has_nothing_beside_its_steps() -> None:
     made = make_trial_spec(spec, Candidate(DDP, 128), 25, {"tune": "x"})
     wanted = parse_spec(_json(made))
     assert (wanted.recipe.max_steps, wanted.recipe.evaluate, wanted.recipe.checkpoint) == (25, None, None)
+    assert not wanted.recipe.export
     assert wanted.labels == {"team": "vision", "tune": "x"}
     assert wanted.name == "tune-ddp-4x128"
     assert spec == a_spec(), "the spec itself stays as it is"
