@@ -6,6 +6,7 @@ path = job.output_dir() / "model.pt"    # files here are stored: `shardyard arti
 job.checkpoint(path)                    # stores a copy of a file or directory under checkpoints/
 job.resume_dir()                        # the newest checkpoint when the job was started again, else None
 if job.should_stop(): ...               # the job must end: save, and exit
+job.weights()                           # of each device, as the job's parallelism.weights has them
 
 `shardyard.job` is a decorator as well, for functions that run as jobs: `@shardyard.job(devices=2, strategy="ddp")`.
 """
@@ -14,9 +15,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from shardyard.script.job import checkpoint, log, output_dir, progress, resume_dir, should_stop
+from shardyard.script.job import checkpoint, log, output_dir, progress, resume_dir, should_stop, weights
 
-__all__ = ["checkpoint", "log", "output_dir", "progress", "resume_dir", "should_stop"]
+__all__ = ["checkpoint", "log", "output_dir", "progress", "resume_dir", "should_stop", "weights"]
 
 
 class _CallableModule(ModuleType):

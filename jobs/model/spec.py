@@ -25,6 +25,7 @@ from pydantic import WrapValidator as Wrap
 
 from jobs.model.error_words import pattern
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
+from shardyard.contract.row_shares import Uneven
 
 #: Of one job, on all its nodes together.
 MAX_DEVICES = 1024
@@ -133,6 +134,26 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
 
 StartTime = Annotated[float | str, Wrap(_start_time)]
 
+MAX_WEIGHT = 1_000_000
+
+
+def _weights(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[float, ...] | str:
+    """One error for the whole list, which names the entry that is wrong."""
+    if value == "auto":
+        return "auto"
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_DEVICES:
+        raise ValueError(f'a list of numbers, one for each device (at most {MAX_DEVICES}), or "auto"')
+    for place, weight in enumerate(value):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight <= MAX_WEIGHT:
+            raise ValueError(f"weight {place} is not a number above 0 and up to {MAX_WEIGHT:,}, such as 1.5")
+    return tuple(map(float, value))
+
+
+Weights = Annotated[
+    Annotated[tuple[float, ...], Field(max_length=MAX_DEVICES)] | Literal["auto"],
+    Wrap(_weights),
+]
+
 
 def _distinct(ids: tuple[str, ...]) -> tuple[str, ...]:
     repeated = next((job for number, job in enumerate(ids) if job in ids[:number]), None)
@@ -173,6 +194,11 @@ class Parallelism(Strict):
         default_factory=dict, max_length=256, description='single: sub-module to "cpu" or a logical device'
     )
     backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="ddp, fsdp: auto is nccl on cuda, gloo on cpu")
+    weights: Weights | None = Field(
+        None,
+        description="dp, ddp, fsdp: rows of each device in proportion to these numbers, one for each device of all "
+        'nodes ([3, 2]: 30 and 20 of 50 rows); "auto": measured before the first step; left out: equally many',
+    )
 
 
 class Component(Strict):
@@ -184,6 +210,11 @@ class Data(Component):
     batch_size: int = Field(32, ge=1, le=1_000_000, strict=True, description="rows that one DataLoader yields")
     shuffle: bool = Field(False, strict=True)
     drop_last: bool = Field(False, strict=True)
+    uneven: Uneven | None = Field(
+        None,
+        description="ddp, fsdp: rows that do not divide among the ranks are repeated (`pad`, as DistributedSampler "
+        "does), left out (`drop`), or divided unequally with gradients weighed by rows (`weigh`); left out: `pad`",
+    )
     num_workers: int = Field(0, ge=0, le=64, strict=True)
 
 
@@ -368,6 +399,18 @@ class JobSpec(Strict):
     def world_size(self) -> int:
         """Training processes: one per device under ddp and fsdp, one for all under single and dp."""
         return self.all_devices if self.distributed else 1
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """The weight of each device; `None` where all have the same, or weights are measured when the job runs."""
+        weights = self.parallelism.weights
+        return None if weights == "auto" else weights
+
+    @property
+    def weighs_ranks(self) -> bool:
+        """Whether the gradient of each rank is weighed by its rows."""
+        uneven = isinstance(self.program, RecipeProgram) and self.program.data.uneven == "weigh"
+        return self.distributed and (self.parallelism.weights is not None or uneven)
 
     @property
     def recipe(self) -> RecipeProgram:

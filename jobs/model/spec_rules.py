@@ -126,6 +126,7 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
         refuse("parallelism.module", f'only for strategies "dp" and "ddp"; leave it out under "{how.strategy}"')
     if how.strategy not in DISTRIBUTED and how.backend != "auto":
         refuse("parallelism.backend", f'only for strategies "ddp" and "fsdp"; leave it out under "{how.strategy}"')
+    wrong += _weight_errors(spec)
     if how.output_device >= devices:
         refuse(
             "parallelism.output_device",
@@ -139,6 +140,38 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
     if isinstance(spec.program, RecipeProgram):
         return wrong + _recipe_errors(spec, spec.program)
     return wrong + _script_errors(how, spec.program)
+
+
+def _weight_errors(spec: JobSpec) -> list[FieldError]:
+    how, devices = spec.parallelism, spec.all_devices
+    if how.weights is None:
+        return []
+    field = "parallelism.weights"
+    if how.strategy == "single":
+        return [FieldError(field, 'only for strategies "dp", "ddp" and "fsdp"; leave it out under "single"')]
+    if how.weights == "auto" and isinstance(spec.program, ScriptProgram):
+        return [FieldError(field, "a script is given its weights as they are (job.weights()); list one for each device")]
+    if how.weights != "auto" and len(how.weights) != devices:
+        return [FieldError(field, f"{len(how.weights)} weights, but {devices} devices on all nodes; list {devices}")]
+    if spec.distributed and how.module is not None:
+        message = "gradients are weighed in the whole model; leave it out where parallelism.weights is set"
+        return [FieldError("parallelism.module", message)]
+    return []
+
+
+def _uneven_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
+    field, uneven = "program.data.uneven", program.data.uneven
+    if uneven is None:
+        return []
+    if not spec.distributed:
+        strategy = spec.parallelism.strategy
+        return [FieldError(field, f'only for strategies "ddp" and "fsdp"; leave it out under "{strategy}"')]
+    if program.data.drop_last:
+        return [FieldError(field, "drop_last leaves out all rows that do not fill a batch; leave out one of the two")]
+    if uneven == "weigh" and spec.parallelism.module is not None:
+        message = 'gradients are weighed in the whole model; leave it out where program.data.uneven is "weigh"'
+        return [FieldError("parallelism.module", message)]
+    return []
 
 
 #: Why a strategy that has one process does not run on several nodes.
@@ -181,6 +214,7 @@ def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
     if program.secrets and program.bundle is None:
         message = "only for code of your own: without a bundle no code of yours runs; leave it out"
         wrong.append(FieldError("program.secrets", message))
+    wrong += _uneven_errors(spec, program)
     return wrong + _reserved_errors("secrets", program.secrets or {}) + _straggler_errors(spec, program)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.splits.norm_problems import NormFacts, one_row_problem, small_shard_problem
-from jobs.splits.plan import Rows, epoch_steps, predict_splits, sampler_rows
+from jobs.splits.plan import Rows, epoch_steps, predict_splits
 from jobs.splits.problems import SplitProblem
 from jobs.splits.row_weights import weigh_rows
 from shardyard.contract.report import Finding, Pattern, Severity, describe_rows
@@ -26,11 +26,15 @@ _MAX_FEWER = 64
 _MAX_BATCH_SIZE = 1_000_000
 _BATCH_SIZE = "program.data.batch_size"
 _DROP_LAST = "program.data.drop_last"
+_UNEVEN = "program.data.uneven"
+_WEIGHTS = "parallelism.weights"
 _DEVICES = "resources.devices"
 _NODES = "resources.nodes"
 _STRAGGLER = "program.straggler"
 
 
+#: What weights are for: devices get unequal numbers of rows.
+_RAGGED = frozenset({"ragged-batch", "ragged-last-batch"})
 #: Changes of one kind that are tried: one for each number of devices would be very many for a large job.
 MAX_TRIED = 64
 #: Dotted path in the spec -> new value; `None` means: leave the field out.
@@ -69,8 +73,10 @@ def _find_problems(
         largest = max(sum(counts) for _, counts in split)
         full = next(counts for _, counts in split if sum(counts) == largest)
         smaller = [counts for _, counts in split if sum(counts) < largest]
-        found += data_parallel_problems(full, smaller, spec.resources.devices)
-    if spec.distributed and not _adds_up_losses(spec):
+        problems = data_parallel_problems(full, smaller, spec.resources.devices)
+        wanted = _RAGGED if spec.parallelism.weights is not None else frozenset[str]()
+        found += [problem for problem in problems if problem.code not in wanted]
+    if spec.distributed and not spec.weighs_ranks and not _adds_up_losses(spec):
         found += rank_problems(patterns)
     if norms is not None and spec.recipe.mode == "train":
         found += _of_norm_layers(spec, _countable_patterns(patterns), rows, norms)
@@ -189,25 +195,23 @@ def _of_norm_layers(spec: JobSpec, split: _Split, rows: int | None, norms: NormF
 
 def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[SplitProblem]:
     devices, data = spec.all_devices, spec.recipe.data
-    if data.drop_last:
-        used = sum(sum(shards) * times for shards, times in epoch_steps(spec, rows))
-        if used < rows:
-            yield SplitProblem(
-                "dropped-rows",
-                "info" if used else "warning",
-                f"drop_last leaves {rows - used} of {rows} rows out of every epoch"
-                + ("" if used else ": there is no batch at all"),
-            )
-    elif spec.distributed:
-        each = sampler_rows(rows, devices, drop_last=False)
-        if each * devices > rows:
-            repeated = each * devices - rows
-            yield SplitProblem(
-                "sampler-padding",
-                "info",
-                f"{devices} ranks of {each} rows read {each * devices} rows of {rows}: "
-                f"{repeated} {'is a repeat' if repeated == 1 else 'are repeats'}, in every epoch",
-            )
+    used = sum(sum(shards) * times for shards, times in epoch_steps(spec, rows))
+    if used < rows:
+        setting = "drop_last" if data.drop_last else 'uneven "drop"'
+        yield SplitProblem(
+            "dropped-rows",
+            "info" if used else "warning",
+            f"{setting} leaves {rows - used} of {rows} rows out of every epoch"
+            + ("" if used else ": there is no batch at all"),
+        )
+    elif used > rows:
+        repeated = used - rows
+        yield SplitProblem(
+            "sampler-padding",
+            "info",
+            f"{devices} ranks of {used // devices} rows read {used} rows of {rows}: "
+            f"{repeated} {'is a repeat' if repeated == 1 else 'are repeats'}, in every epoch",
+        )
 
 
 def _ddp_would_fit(spec: JobSpec) -> bool:
@@ -298,11 +302,18 @@ def _even_sizes_dropping(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
 
 def _drop_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     if not spec.recipe.data.drop_last:
-        yield {_DROP_LAST: True}
+        yield {_DROP_LAST: True, **({_UNEVEN: None} if spec.recipe.data.uneven is not None else {})}
 
 
 def _keep_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
-    yield {_DROP_LAST: False}
+    if spec.recipe.data.drop_last:
+        yield {_DROP_LAST: False}
+
+
+def _weigh_ranks(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    """Each row once, and each with the same weight."""
+    if spec.distributed and not spec.recipe.data.drop_last:
+        yield {_UNEVEN: "weigh"}
 
 
 def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
@@ -321,6 +332,7 @@ def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
             **({_DEVICES: devices} if devices != asked.devices else {}),
             **({_NODES: nodes} if nodes != asked.nodes else {}),
             **({"parallelism.output_device": 0} if moved else {}),
+            **({_WEIGHTS: None} if spec.weights is not None else {}),
             **({_STRAGGLER: None} if _slow_one(spec) >= devices * nodes else {}),
         }
 
@@ -346,6 +358,7 @@ def _switch_to_ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     only_dp = {"dim": how.dim, "output_device": how.output_device, "functional": how.functional}
     left_out = {f"parallelism.{field}": None for field, value in only_dp.items() if value}
     left_out |= {_STRAGGLER: None} if spec.recipe.straggler is not None else {}
+    left_out |= {_WEIGHTS: None} if how.weights is not None and how.module is not None else {}
     change = {"parallelism.strategy": "ddp", _BATCH_SIZE: size, **left_out}
     yield change
     yield {**change, _DROP_LAST: False}
@@ -360,7 +373,7 @@ _REMEDIES: dict[str, tuple[_Candidates, ...]] = {
     "ragged-batch": (_even_sizes, _even_sizes_dropping, _fewer_devices),
     "ragged-last-batch": (_even_sizes, _drop_last, _even_sizes_dropping, _fewer_devices),
     "sampler-padding": (_drop_last, _fewer_devices),
-    "dropped-rows": (_even_sizes, _any_sizes, _keep_last),
+    "dropped-rows": (_even_sizes, _any_sizes, _keep_last, _weigh_ranks),
     "uneven-mean-of-means": (_drop_last,),
     "one-row-shard": (_drop_last, _even_sizes, _any_sizes, _fewer_devices),
     "batchnorm-small-shard": (),

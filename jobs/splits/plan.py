@@ -1,6 +1,6 @@
 """What a spec will do to its batches, worked out before anything runs: pure arithmetic, no torch.
 
-Three rules of PyTorch decide every split, and the tests hold each against torch itself:
+Three rules of PyTorch decide every split that has no weights, and the tests hold each against torch itself:
 
 - DataParallel scatters with `torch.chunk`: shards of ceil(rows / devices), so the last one may be
   smaller and later devices may get nothing (`chunk`).
@@ -8,6 +8,9 @@ Three rules of PyTorch decide every split, and the tests hold each against torch
   or drops the tail when `drop_last` is set (`sampler_rows`).
 - DataLoader cuts what it is given into batches of `batch_size` and keeps the smaller rest, unless
   `drop_last` is set (`batches`).
+
+With `parallelism.weights` rows are divided in proportion to them, and with `program.data.uneven` ranks do otherwise with
+rows that do not divide among them: `shardyard.contract.row_shares` has the arithmetic, which ranks use as well.
 
 One optimizer step reads `accumulate_steps` batches, and what it has when the epoch ends (`grouped`).
 
@@ -21,7 +24,8 @@ from typing import Final
 import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
-from shardyard.contract.report import Pattern
+from shardyard.contract.report import Pattern, describe_rows
+from shardyard.contract.row_shares import RowDeal, divide_rows
 
 #: Rows of one split, one number per leased device, those of all nodes in their order.
 Rows = tuple[int, ...]
@@ -124,18 +128,32 @@ def epoch_steps(spec: JobSpec, rows: int) -> list[Run]:
 
 def epoch_batches(spec: JobSpec, rows: int) -> list[Run]:
     """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
-    data, devices = spec.recipe.data, spec.all_devices
+    data = spec.recipe.data
     if spec.distributed:
-        mine = sampler_rows(rows, devices, data.drop_last)
-        return [((size,) * devices, count) for size, count in loader_batches(mine, data.batch_size, data.drop_last)]
-    return [(chunk_rows(size, devices), count) for size, count in loader_batches(rows, data.batch_size, data.drop_last)]
+        deal = deal_rows(spec, rows)
+        cut = loader_batches(deal.read, deal.batch_rows, data.drop_last)
+        return [(divide_rows(size, deal.weights), count) for size, count in cut]
+    return [(_scatter_rows(spec, size), count) for size, count in loader_batches(rows, data.batch_size, data.drop_last)]
+
+
+def deal_rows(spec: JobSpec, rows: int) -> RowDeal:
+    """How the sampler of a recipe deals `rows` rows to ranks, each epoch."""
+    data, ranks = spec.recipe.data, spec.world_size
+    return RowDeal(
+        rows, data.batch_size * ranks, spec.weights or (1.0,) * ranks, data.uneven or "pad", drop_last=data.drop_last
+    )
+
+
+def _scatter_rows(spec: JobSpec, rows: int) -> Rows:
+    """What DataParallel makes of a batch."""
+    return chunk_rows(rows, spec.all_devices) if spec.weights is None else divide_rows(rows, spec.weights)
 
 
 def evaluation_batches(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
     """The splits of one evaluation over `rows` rows, in order. Ranks may run out at different batches."""
     devices = spec.all_devices
     if not spec.distributed:
-        return [(chunk_rows(size, devices), count) for size, count in loader_batches(rows, batch_size, drop_last=False)]
+        return [(_scatter_rows(spec, size), count) for size, count in loader_batches(rows, batch_size, drop_last=False)]
     shards = strided_rows(rows, devices)
     full = min(shards) // batch_size
     rest = [
@@ -181,6 +199,8 @@ def rows_unplannable(spec: JobSpec) -> str | None:
     if spec.parallelism.strategy == "dp" and spec.parallelism.dim != 0:
         dim = spec.parallelism.dim
         return f"the batch is split along dimension {dim}, whose size is known only when the data is loaded"
+    if spec.parallelism.weights == "auto":
+        return "the devices' weights are measured before the first step"
     if spec.parallelism.strategy == "single" and spec.resources.devices > 1:
         return "modules are placed on several devices, and each batch passes through them whole"
     return None
@@ -221,7 +241,10 @@ def _full_batch(spec: JobSpec, phase: str) -> Rows:
     evaluate, devices = spec.recipe.evaluate, spec.all_devices
     size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.recipe.data.batch_size
     times = 1 if phase == "eval" else spec.recipe.accumulate_steps
-    rows = (size,) * devices if spec.distributed else chunk_rows(size, devices)
+    if not spec.distributed:
+        rows = _scatter_rows(spec, size)
+    else:  # an evaluation is divided evenly
+        rows = (size,) * devices if phase == "eval" else divide_rows(size * devices, deal_rows(spec, 0).weights)
     return tuple(times * count for count in rows)
 
 
@@ -268,4 +291,24 @@ def _prediction_notes(spec: JobSpec, train_rows: int | None, eval_rows: int | No
         notes["patterns.steps"] = notes["patterns.last_step"] = f"{' and '.join(unknown)}: {_UNKNOWN_ROWS}"
     if train_rows is None:
         notes["rows"] = _UNKNOWN_ROWS
+    elif spec.recipe.data.uneven is not None:
+        notes["program.data.uneven"] = _describe_bias(deal_rows(spec, train_rows))
     return notes
+
+
+def _describe_bias(deal: RowDeal) -> str:
+    """What becomes of rows that do not divide among the ranks, and which rows weigh more or less for it."""
+    if deal.uneven == "weigh":
+        last = describe_rows(deal.counts(deal.batches - 1)) if deal.batches else "no"
+        return f"each of {deal.rows} rows is read once and weighs the same; the last step has {last} rows"
+    if deal.read == deal.rows:
+        return f"{deal.rows} rows divide among {len(deal.weights)} ranks: each is read once and weighs the same"
+    if deal.uneven == "drop":
+        return (
+            f"{deal.rows - deal.read} of {deal.rows} rows are left out of every epoch, and weigh nothing in it: the "
+            "last ones, of a new order each epoch if rows are shuffled"
+        )
+    return (
+        f"{deal.read - deal.rows} of {deal.read} rows are repeats: the first ones of the epoch's order, which weigh "
+        "more in it than others"
+    )

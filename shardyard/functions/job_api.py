@@ -39,6 +39,7 @@ class JobApi:
     checkpoint = staticmethod(script_job.checkpoint)
     resume_dir = staticmethod(script_job.resume_dir)
     should_stop = staticmethod(script_job.should_stop)
+    weights = staticmethod(script_job.weights)
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> JobFunction[P, R]: ...

@@ -3,8 +3,8 @@
 Everything here is optional.
 
 Outside a job the same script runs unchanged: `log` and `progress` do nothing, `checkpoint` returns
-its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, and one line on standard
-error says so. Wrong arguments raise the same errors inside a job and outside.
+its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, `weights` are equal, and one
+line on standard error says so. Wrong arguments raise the same errors inside a job and outside.
 
 Only the standard library is needed to import this module.
 """
@@ -21,7 +21,7 @@ from typing import Any, Final, SupportsFloat, SupportsIndex
 
 from shardyard.script import checkpoint as saving
 
-__all__ = ["log", "progress", "output_dir", "checkpoint", "resume_dir", "should_stop"]
+__all__ = ["log", "progress", "output_dir", "checkpoint", "resume_dir", "should_stop", "weights"]
 
 #: Where files that outlive the job belong; every process of a job has it in its environment.
 OUTPUT_VARIABLE: Final = "SHARDYARD_OUTPUT_DIR"
@@ -29,6 +29,8 @@ OUTPUT_VARIABLE: Final = "SHARDYARD_OUTPUT_DIR"
 OUTSIDE: Final = "output"
 #: Where the checkpoint is from which an attempt goes on.
 RESUME_VARIABLE: Final = "SHARDYARD_RESUME_DIR"
+#: The weight of each device, on all nodes, in the order of the ranks.
+WEIGHTS_VARIABLE: Final = "SHARDYARD_WEIGHTS"
 #: How long a checkpoint waits for room, and how often it looks.
 ROOM_SECONDS: Final = 600.0
 ROOM_POLL_SECONDS: Final = 0.2
@@ -136,6 +138,15 @@ def should_stop() -> bool:
     """Whether the job must end (a cancel, a limit, a stop of the service): SIGTERM has arrived, and SIGKILL follows."""
     link = _current_link()
     return link is not None and link.stopping()
+
+
+def weights() -> tuple[float, ...]:
+    """A weight for each device of the job, in the order of ranks: `parallelism.weights` of its spec, or equal ones.
+    Outside a job: equal ones for each rank (`WORLD_SIZE`). Nothing but the script applies them."""
+    given = os.environ.get(WEIGHTS_VARIABLE)
+    if given:
+        return tuple(map(float, given.split(",")))
+    return (1.0,) * int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _await_room() -> None:

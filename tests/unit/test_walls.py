@@ -28,6 +28,7 @@ TORCH = {
     "workers.node.forkserver",  # asks whether CUDA was initialised, after which no process may be forked
     "workers.node.preload",
     "workers.supervisor.rendezvous",  # TCPStore
+    "shardyard.script.sampler",  # called in ranks, whose data is torch's
     "shardyard.script.node_pairs.measure_pairs",  # a script that is submitted: it runs in ranks
 }
 

@@ -270,6 +270,8 @@ def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapp
         "OMP_NUM_THREADS": str(config.threads),
         "PYTHONUNBUFFERED": "1",
     }
+    if isinstance(config.spec.program, ScriptProgram):
+        variables["SHARDYARD_WEIGHTS"] = ",".join(map(str, config.spec.weights or (1.0,) * config.spec.all_devices))
     if config.traceparent:
         variables["TRACEPARENT"] = config.traceparent
     if config.network == "none":  # by name: the host's name may lead to an interface that is not there

@@ -2,7 +2,7 @@
 
 On a machine without GPUs torch's own functions refuse or split nothing. These do what torch's do on GPUs: the same
 shards, the same replicas (so that state which a replica sets in `forward` is lost, as documented), gradients on the
-original parameters, BatchNorm statistics of the first replica only. Nothing but torch is needed to import them.
+original parameters, BatchNorm statistics of the first replica only. Nothing but torch and the arithmetic of weights is needed to import them.
 """
 
 import functools
@@ -12,15 +12,20 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._utils import ExceptionWrapper
 
+from shardyard.contract.row_shares import divide_rows
+
 Module = Callable[..., Any]
 #: Around the arrival of a shard on the device at a position.
 Arriving = Callable[[int], AbstractContextManager[object]]
+#: Cuts a tensor into those of the shards.
+Cut = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 #: Makes the context in which a shard runs.
 Mode = Callable[[], AbstractContextManager[object]]
 
@@ -96,11 +101,15 @@ def scatter(
     device_ids: Sequence[int],
     dim: int = 0,
     arriving: Arriving = lambda position: nullcontext(),
+    weights: tuple[float, ...] | None = None,
 ) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:
-    """Arguments for each shard. Tensors are cut by `torch.chunk`, other objects go to every shard; there are
-    as many shards as the tensors give, which may be fewer than devices."""
-    positional = _split_value(inputs, len(device_ids), dim) if inputs else []
-    named = _split_value(kwargs, len(device_ids), dim) if kwargs else []
+    """Arguments for each shard. Tensors are cut by `torch.chunk`, or in proportion to the weights of the devices, other
+    objects go to every shard; there are as many shards as the tensors give, which may be fewer than devices."""
+    cut = partial(_chunk, devices=len(device_ids), dim=dim)
+    if weights is not None:
+        cut = partial(_cut_by_weights, weights=weights, dim=dim)
+    positional = split_value(inputs, len(device_ids), cut) if inputs else []
+    named = split_value(kwargs, len(device_ids), cut) if kwargs else []
     positional += [()] * (len(named) - len(positional))
     if len(named) < len(inputs):  # as torch has it: a keyword tensor that is too short is an error later on
         named += [{}] * (len(positional) - len(named))
@@ -112,23 +121,37 @@ def scatter(
     return tuple(positional), tuple(named)
 
 
-def _split_value(value: Any, devices: int, dim: int) -> list[Any]:
+def _chunk(tensor: torch.Tensor, devices: int, dim: int) -> Sequence[torch.Tensor]:
+    return tensor.chunk(devices, dim)
+
+
+def _cut_by_weights(tensor: torch.Tensor, weights: tuple[float, ...], dim: int) -> Sequence[torch.Tensor]:
+    return torch.split(tensor, weighted_sizes(tensor, weights, dim), dim)
+
+
+def weighted_sizes(tensor: torch.Tensor, weights: tuple[float, ...], dim: int) -> list[int]:
+    """Of the shards along `dim`; the last devices get none where there are not enough."""
+    return [size for size in divide_rows(tensor.size(dim), weights) if size] or [0]
+
+
+def split_value(value: Any, devices: int, cut: Cut) -> list[Any]:
+    """The shards of a value, whose tensors are cut. What holds no tensor goes to each of the devices."""
     if isinstance(value, torch.Tensor):
-        return list(value.chunk(devices, dim))
+        return list(cut(value))
     if _is_namedtuple(value):
-        return [type(value)(*parts) for parts in _zip_shards(value, devices, dim)]
+        return [type(value)(*parts) for parts in _zip_shards(value, devices, cut)]
     if isinstance(value, tuple) and value:
-        return _zip_shards(value, devices, dim)
+        return _zip_shards(value, devices, cut)
     if isinstance(value, list) and value:
-        return [list(parts) for parts in _zip_shards(value, devices, dim)]
+        return [list(parts) for parts in _zip_shards(value, devices, cut)]
     if isinstance(value, dict) and value:
-        return [type(value)(items) for items in _zip_shards(value.items(), devices, dim)]
+        return [type(value)(items) for items in _zip_shards(value.items(), devices, cut)]
     return [value] * devices
 
 
-def _zip_shards(parts: Any, devices: int, dim: int) -> list[Any]:
+def _zip_shards(parts: Any, devices: int, cut: Cut) -> list[Any]:
     """Shards of several values side by side; the one with the fewest decides how many there are."""
-    return list(zip(*(_split_value(part, devices, dim) for part in parts), strict=False))
+    return list(zip(*(split_value(part, devices, cut) for part in parts), strict=False))
 
 
 def _copy_tensors_in(value: Any) -> Any:

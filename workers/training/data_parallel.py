@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import parallel as torch_parallel
 from torch.nn.parallel import scatter_gather
+from torch.nn.parallel._functions import Scatter
 
 from workers.probe.backward_timer import leaves_of
 from workers.probe.recorder import Recorder
@@ -22,8 +23,14 @@ from workers.rehearsal.virtual_devices import (
     parallel_apply,
     replicate,
     scatter,
+    split_value,
+    weighted_sizes,
 )
 from workers.training.straggler import PlantedSlowness
+
+
+#: Of the devices; None: all have the same.
+Weights = tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class ParallelPrimitives:
     """The four functions of data parallelism. Devices are given by their index."""
 
     replicate: Callable[[nn.Module, Sequence[int], bool], list[nn.Module]]
-    scatter: Callable[[tuple[Any, ...], dict[str, Any], Sequence[int], int, Arriving], tuple[Any, Any]]
+    scatter: Callable[[tuple[Any, ...], dict[str, Any], Sequence[int], int, Arriving, Weights], tuple[Any, Any]]
     parallel_apply: Callable[[Sequence[Any], Sequence[Any], Sequence[dict[str, Any]], Sequence[int]], list[Any]]
     gather: Callable[[Sequence[Any], int, int], Any]
 
@@ -42,7 +49,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
     With one device the primitives run as well, although torch would call the module directly, so that the report shows
     them. `functional` works as PyTorch's tutorial does: replicas are made for all devices, and as many as there are
     shards are used. `on` binds the thread of a shard to the log of its device. `straggler` is a device that is slow on
-    purpose.
+    purpose. With `weights`, shards have rows in proportion to them.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         functional: bool = False,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
         straggler: PlantedSlowness | None = None,
+        weights: Weights = None,
     ) -> None:
         if virtual:
             nn.Module.__init__(self)
@@ -69,6 +77,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         self._observer = observer
         self._on = on
         self._straggler = straggler
+        self._weights = weights
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = self._run(inputs, kwargs)
@@ -98,7 +107,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Any:
         with self._observer.measure_primitive("scatter"):
-            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._measure_arrival)
+            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._measure_arrival, self._weights)
 
     @contextmanager
     def _measure_arrival(self, position: int) -> Iterator[None]:
@@ -134,10 +143,27 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
 
 def _scatter_to_gpus(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any], device_ids: Sequence[int], dim: int, arriving: Arriving
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device_ids: Sequence[int],
+    dim: int,
+    arriving: Arriving,
+    weights: Weights,
 ) -> tuple[Any, Any]:
     """torch's own scatter, which sends to all devices at once, so the arrival of a single shard cannot be measured."""
-    return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, dim)
+    if weights is None:
+        return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, dim)
+
+    def cut(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        sizes = weighted_sizes(tensor, weights, dim)
+        shards: Sequence[torch.Tensor] = Scatter.apply(device_ids[: len(sizes)], sizes, dim, tensor)  # type: ignore[no-untyped-call]
+        return shards
+
+    positional = split_value(inputs, len(device_ids), cut) if inputs else []
+    named = split_value(kwargs, len(device_ids), cut) if kwargs else []
+    positional += [()] * (len(named) - len(positional))
+    named += [{}] * (len(positional) - len(named))
+    return tuple(positional), tuple(named)
 
 
 VIRTUAL = ParallelPrimitives(replicate, scatter, parallel_apply, gather)

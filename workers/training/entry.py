@@ -3,7 +3,7 @@
 import copy
 import importlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,10 +17,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jobs.model.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
 from jobs.protocol.records import DeviceInfo, Result
+from jobs.splits.plan import deal_rows
+from shardyard.script.sampler import ShareSampler
 from workers.probe.gradients.norm_layers import NormWatcher
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.runtime.cpu_name import read_cpu_name
 from workers.training import loop, strategies
+from workers.training.batch_shares import split_pair
 from workers.training.checkpoint import state
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA, collate_rows
@@ -227,7 +230,7 @@ def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: Loss
     program = spec.recipe
     if ":" in program.model.ref or ":" in program.data.ref:
         return
-    inputs, target = loop.split_pair(default_collate([cast(Any, dataset)[0]]))
+    inputs, target = split_pair(default_collate([cast(Any, dataset)[0]]))
     trial = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
@@ -270,12 +273,26 @@ def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> 
         return _make_loader(data, context, dataset, spec.recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last)
     if not sized:
         raise RejectedByWorker(f"program.data.ref: {data.ref} only iterates; ddp needs a data set with a length")
+    seed = spec.recipe.seed % 2**31
+    if spec.weights is not None or data.uneven in ("drop", "weigh"):
+        deal = deal_rows(spec, len(cast(Sized, dataset)))
+        shares = ShareSampler(
+            deal.rows,
+            data.batch_size,
+            deal.weights,
+            rank=context.rank,
+            shuffle=data.shuffle,
+            seed=seed,
+            uneven=deal.uneven,
+            drop_last=data.drop_last,
+        )
+        return _make_loader(data, context, dataset, spec.recipe.seed, batch_size=1, batch_sampler=shares)
     sampler: DistributedSampler[Any] = DistributedSampler(
         dataset,
         context.world_size,
         context.rank,
         shuffle=data.shuffle,
-        seed=spec.recipe.seed % 2**31,
+        seed=seed,
         drop_last=data.drop_last,
     )
     return _make_loader(data, context, dataset, spec.recipe.seed, sampler=sampler, drop_last=data.drop_last)
@@ -294,13 +311,12 @@ def _make_loader(
 ) -> DataLoader[Any]:
     return DataLoader(
         dataset,
-        data.batch_size,
         num_workers=data.num_workers,
         multiprocessing_context="fork" if data.num_workers else None,
         pin_memory=context.device_kind == "cuda",
         collate_fn=collate_rows,
         generator=torch.Generator().manual_seed(seed + context.rank),
-        **options,
+        **{"batch_size": data.batch_size, **options},
     )
 
 

@@ -11,15 +11,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jobs.model.spec import Component
 from jobs.protocol.records import FLOP_STEP, Outline, Result
+from shardyard.script.sampler import ShareSampler
 from workers.probe.shapes import rows_of, shape_of
 from workers.probe.step_records import is_sampled
 from workers.runtime.context import RejectedByWorker, StopTraining
+from workers.training import batch_shares
+from workers.training.batch_shares import count_rows, split_pair
 from workers.training.checkpoint import data_position, protocol
 from workers.training.placement import move_tensors
 from workers.training.run_state import TrainingRun
 
-#: Input and target; a target that the data lacks is None.
-Batch = tuple[Any, Any]
 RATE_SECONDS = 1.0
 
 
@@ -38,7 +39,7 @@ def train(run: TrainingRun) -> Result:
         for batches, waited in _step_batches(run, run.progress.epoch):
             take_step = _count_flop if run.progress.steps_done == counted else train_step
             run.progress.last_loss = take_step(run, run.progress.epoch, batches, waited)
-            _report_loss(run, run.progress.last_loss)
+            _report_loss(run, run.progress.last_loss, batch_shares.rank_weight(run, len(batches)))
             if run.moves_rate_every_step:
                 _move_learning_rate(run, run.progress.steps_done)
             _after_step(run, rate, batches)
@@ -63,7 +64,7 @@ def train_step(run: TrainingRun, epoch: int, batches: list[Any], waited: float) 
     assert optimizer is not None
     with strategy.recorder.step("train", epoch, waited):
         optimizer.zero_grad()
-        loss = _add_gradients(run, batches[0]) if len(batches) == 1 else _add_all_gradients(run, batches)
+        loss = _add_all_gradients(run, batches)
         if run.program.clip_grad_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -83,7 +84,9 @@ def _count_flop(run: TrainingRun, epoch: int, batches: list[Any], waited: float)
 
 
 def _add_all_gradients(run: TrainingRun, batches: list[Any]) -> torch.Tensor:
-    *others, last = zip(batches, _loss_weights(run, batches), strict=True)
+    *others, last = zip(batches, batch_shares.loss_weights(run, batches), strict=True)
+    if not others:
+        return _add_gradients(run, *last)
     losses = []
     for batch, weight in others:
         with run.strategy.alone():
@@ -98,7 +101,9 @@ def _add_gradients(run: TrainingRun, batch: Any, weight: float = 1.0, *, alone: 
     inputs, target = split_pair(batch)
     if target is None:
         _require_no_target(run)
-    if run.is_plain:  # nothing to move to a device, and no autocast
+    if run.sampler is not None and not count_rows(batch):
+        loss = _add_nothing(run, inputs)
+    elif run.is_plain:  # nothing to move to a device, and no autocast
         loss = measure(strategy.model(inputs), target)
     else:
         with run.autocast:
@@ -110,12 +115,20 @@ def _add_gradients(run: TrainingRun, batch: Any, weight: float = 1.0, *, alone: 
     return loss.detach()
 
 
+def _add_nothing(run: TrainingRun, inputs: Any) -> torch.Tensor:
+    """The loss of a batch without rows: other ranks have some, and wait for this one's gradients."""
+    model = run.strategy.model
+    with batch_shares.without_statistics(model), run.autocast:
+        return batch_shares.empty_loss(model(move_tensors(inputs, run.strategy.device)))
+
+
 @torch.no_grad()
 def forward(run: TrainingRun) -> Result:
     """Call the model on every batch, only to observe the split (the tutorials' loop)."""
     run.strategy.model.eval()
     rate = _RateReporter(run)
     for epoch in range(run.program.epochs):
+        run.progress.batches_done = 0
         for batches, waited in _step_batches(run, epoch):
             inputs, _ = split_pair(batches[0])
             with run.strategy.recorder.step("forward", epoch, waited), run.autocast:
@@ -163,8 +176,9 @@ def evaluate(run: TrainingRun, epoch: int) -> None:
 def _step_batches(run: TrainingRun, epoch: int) -> Iterator[tuple[list[Any], float]]:
     """The batches of each step, and the milliseconds spent waiting for them, until all steps are done. The remaining
     batches of an epoch make a step too. A straggler that is slow in its input sleeps here."""
-    if isinstance(run.loader.sampler, DistributedSampler):
-        run.loader.sampler.set_epoch(epoch)
+    sampler = run.sampler or run.loader.sampler
+    if isinstance(sampler, (DistributedSampler, ShareSampler)):
+        sampler.set_epoch(epoch)
     batches, count, straggler = (
         data_position.remaining_batches(run),
         run.program.accumulate_steps,
@@ -178,22 +192,8 @@ def _step_batches(run: TrainingRun, epoch: int) -> Iterator[tuple[list[Any], flo
         if straggler is not None:
             for _ in group:
                 straggler.hold_input(straggler.device)
+        group = batch_shares.cut_batches(run, group)
         yield group, (time.perf_counter() - began) * 1000.0
-
-
-def _loss_weights(run: TrainingRun, batches: list[Any]) -> list[float]:
-    """The weight of each batch's loss in that of the step: its share of the rows if losses are means, else 1."""
-    if getattr(run.loss, "reduction", "mean") == "sum":
-        return [1.0] * len(batches)
-    rows = [_count_rows(batch) or 1 for batch in batches]
-    return [count / sum(rows) for count in rows]
-
-
-def split_pair(batch: Any) -> Batch:
-    """(input, target); a batch that is not a pair is all input."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    return batch, None
 
 
 def _require_no_target(run: TrainingRun) -> None:
@@ -207,9 +207,9 @@ def _require_no_target(run: TrainingRun) -> None:
 
 
 def _after_step(run: TrainingRun, rate: "_RateReporter", batches: list[Any]) -> None:
+    rate.count(batches)
     run.progress.steps_done += 1
     run.progress.batches_done += len(batches)
-    rate.count(batches)
     if run.profiler.request[0] != run.profiler.seen:
         run.profiler.on_step()
 
@@ -218,8 +218,8 @@ def _is_over(run: TrainingRun) -> bool:
     return run.program.max_steps is not None and run.progress.steps_done >= run.program.max_steps
 
 
-def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
-    """Report the loss; on cuda and under ddp only on steps chosen beforehand, because reading it waits for the device
+def _report_loss(run: TrainingRun, loss: torch.Tensor, weight: float) -> None:
+    """Report the loss, which has the given weight in the mean over ranks; on cuda and under ddp only on steps chosen beforehand, because reading it waits for the device
     or for ranks. The mean over ranks is computed during the next step, and sent after it."""
     context, step = run.context, run.progress.steps_done
     if run.pending_loss is not None:
@@ -229,8 +229,9 @@ def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
     if context.world_size == 1:
         run.strategy.recorder.send_metric("loss", step, loss.item())
         return
-    run.strategy.recorder.send_metric("loss", step, loss.item(), context.devices[0].logical)
-    total = loss.clone()
+    if weight:
+        run.strategy.recorder.send_metric("loss", step, loss.item() / weight, context.devices[0].logical)
+    total = _copy_to_sum(run, loss)
     arrived = run.strategy.begin_total(total)
 
     def send_mean() -> None:
@@ -241,10 +242,15 @@ def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
     run.pending_loss = send_mean
 
 
+def _copy_to_sum(run: TrainingRun, loss: torch.Tensor) -> torch.Tensor:
+    """Of one type on all ranks: the loss of no rows may have another than that of some."""
+    return loss.clone() if run.sampler is None else loss.double()
+
+
 def _mean_over_ranks(run: TrainingRun, loss: torch.Tensor) -> float:
     if run.context.world_size == 1:
         return loss.item()
-    return float(run.strategy.total(loss.clone()).item()) / run.context.world_size
+    return float(run.strategy.total(_copy_to_sum(run, loss)).item()) / run.context.world_size
 
 
 def _move_learning_rate(run: TrainingRun, step: int) -> None:
@@ -286,33 +292,28 @@ def _device_of(outputs: Any) -> torch.device:
     return outputs.device if isinstance(outputs, torch.Tensor) else torch.device("cpu")
 
 
-def _count_rows(batch: Any) -> int:
-    inputs = split_pair(batch)[0]
-    if type(inputs) is torch.Tensor and inputs.dim():
-        return len(inputs)
-    return rows_of(shape_of(inputs), 0) or 0
-
-
 class _RateReporter:
     """Rows per second, about once a second: rank 0 sends those of all ranks, and each rank of a group its own."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
-        self._rows = 0  # of this rank
+        self._rows = self._rows_of_all = 0  # of this rank, and of all
         self._since = time.perf_counter()
 
     def count(self, batches: list[Any]) -> None:
-        for batch in batches:
-            self._rows += _count_rows(batch)
+        own = sum(map(count_rows, batches))
+        self._rows += own
+        self._rows_of_all += batch_shares.rows_of_all(self._run, own, len(batches))
         passed = time.perf_counter() - self._since
         if passed < RATE_SECONDS or not self._rows:
             return
-        context, step, rate = self._run.context, self._run.progress.steps_done - 1, self._rows / passed
+        context, step, rate = self._run.context, self._run.progress.steps_done, self._rows / passed
         if context.world_size > 1:
             self._run.strategy.recorder.send_metric("rows_per_second", step, rate, context.devices[0].logical)
         if context.rank == 0:
-            self._run.strategy.recorder.send_metric("rows_per_second", step, rate * context.world_size)
-        self._rows, self._since = 0, time.perf_counter()
+            self._run.strategy.recorder.send_metric("rows_per_second", step, self._rows_of_all / passed)
+        self._rows = self._rows_of_all = 0
+        self._since = time.perf_counter()
 
 
 def make_outline(run: TrainingRun) -> Outline:

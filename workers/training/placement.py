@@ -1,6 +1,6 @@
 """Places parts of a model on different devices, and moves tensors between them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -67,13 +67,20 @@ def _input_mover(device: torch.device) -> Any:
 
 def move_tensors(value: Any, device: torch.device) -> Any:
     """`value` with every tensor in nested tuples, lists and dicts on `device`."""
+    return map_tensors(
+        value, lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+    )
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with every tensor in nested tuples, lists and dicts changed."""
     if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
+        return change(value)
     if isinstance(value, dict):
-        return type(value)((key, move_tensors(part, device)) for key, part in value.items())
+        return type(value)((key, map_tensors(part, change)) for key, part in value.items())
     if isinstance(value, (tuple, list)):
         make: Any = getattr(type(value), "_make", type(value))
-        return make(move_tensors(part, device) for part in value)
+        return make(map_tensors(part, change) for part in value)
     return value
 
 

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from jobs.model.spec import RecipeProgram
+from shardyard.script.sampler import ShareSampler
 from workers.probe.step_profiler import StepProfiler
 from workers.runtime.context import CheckpointAccess, RankContext
 from workers.training.rng_state import RandomStates
@@ -91,6 +92,12 @@ class TrainingRun:
         if self.pending_loss is not None:
             send, self.pending_loss = self.pending_loss, None
             send()
+
+    @property
+    def sampler(self) -> ShareSampler | None:
+        """What deals rows to ranks, where that is not DistributedSampler."""
+        sampler: object = self.loader.batch_sampler
+        return sampler if isinstance(sampler, ShareSampler) else None
 
     @property
     def checkpoints(self) -> CheckpointAccess | None:

@@ -126,6 +126,7 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
         functional=how.functional,
         observer=recorder,
         straggler=_find_straggler(spec, context),
+        weights=spec.weights,
         **({"on": streams.on} if streams is not None else {}),
     )
     recorder.note(

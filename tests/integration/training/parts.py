@@ -1,4 +1,4 @@
-"""A model for the tests of ddp."""
+"""Models and data for the tests of ranks."""
 
 import time
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import TensorDataset
 
 
 class _Sleep(torch.autograd.Function):
@@ -73,3 +74,14 @@ class Wide(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.last(self.middle(self.first(rows).relu()).relu())
         return outputs
+
+
+def double_vectors(rows: int) -> TensorDataset:
+    """In float64, with targets that a model has to learn."""
+    draw = torch.Generator().manual_seed(3)
+    vectors = torch.randn(rows, 5, generator=draw, dtype=torch.float64)
+    return TensorDataset(vectors, torch.randn(rows, 2, generator=draw, dtype=torch.float64))
+
+
+def double_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).double()

@@ -84,6 +84,8 @@ ACCUMULATED: dict[str, Any] = {
     "checkpoint": {"every_steps": 1},
 }
 
+WEIGHED: dict[str, Any] = {**NORMED, "data": {**NORMED["data"], "uneven": "weigh"}}
+
 CASES: dict[str, tuple[dict[str, Any], int, str, dict[str, Any], int]] = {
     "single": (NORMED, 1, "single", {}, 6),
     "dp on 3": (NORMED, 3, "dp", {}, 6),
@@ -97,13 +99,21 @@ CASES: dict[str, tuple[dict[str, Any], int, str, dict[str, Any], int]] = {
     "ddp around a part, so that ranks drift apart": (NORMED, 3, "ddp", {"module": "body"}, 6),
     "fsdp on 2": (NORMED, 2, "fsdp", {}, 6),
     "fsdp on 3": (NORMED, 3, "fsdp", {}, 6),
+    "dp on 3 by weights": (NORMED, 3, "dp", {"weights": [3, 1, 2]}, 6),
+    "ddp by weights, accumulated": (ACCUMULATED, 3, "ddp", {"weights": [3, 1, 2]}, 1),
+    "ddp on 3 by weights": (WEIGHED, 3, "ddp", {"weights": [3, 1, 2]}, 6),
+    "fsdp on 2 by weights": (WEIGHED, 2, "fsdp", {"weights": [3, 2]}, 6),
     "fsdp, accumulated": (ACCUMULATED, 2, "fsdp", {}, 1),
     "fsdp in bfloat16": (NORMED | {"precision": "bfloat16", "optimizer": {"ref": "adamax"}}, 3, "fsdp", {}, 6),
 }
 
 
 #: They show little that the others do not.
-SLOW = {"ddp on 2", "ddp, killed after an epoch", "ddp in bfloat16", "fsdp on 3", "fsdp in bfloat16"}
+SLOW = {"ddp on 2", "ddp, killed after an epoch", "ddp in bfloat16", "fsdp on 3", "fsdp in bfloat16"} | {
+    "dp on 3 by weights",
+    "ddp by weights, accumulated",
+    "fsdp on 2 by weights",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
