@@ -25,6 +25,7 @@ from jobs.protocol.records import (
     Began,
     CallsMade,
     DeviceInfo,
+    GradientProof,
     Hello,
     MetricSample,
     Note,
@@ -39,6 +40,7 @@ from jobs.protocol.records import (
     RankUp,
     Result,
     Returned,
+    RowWeights,
     Saved,
     Step,
 )
@@ -82,6 +84,8 @@ SingleRecord = (
     | ProfileBegin
     | ProfilePart
     | ProfileEnd
+    | RowWeights
+    | GradientProof
 )
 AnyRecord = Step | MetricSample | SingleRecord
 

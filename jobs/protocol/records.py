@@ -96,6 +96,25 @@ class BatchSplit(Record, frozen=True, tag="Split"):
     holds_tokens: bool = False
 
 
+class RowWeights(Record, frozen=True):
+    """The weights of all devices, by which rows are divided. `row_ms` says how long a row takes on each device, where
+    that was measured before the first step. Rank 0 sends it."""
+
+    weights: Annotated[tuple[float, ...], _AT_MOST]
+    source: str  # spec | measured | checkpoint
+    row_ms: Annotated[tuple[float, ...], _AT_MOST] = ()
+
+
+class GradientProof(Record, frozen=True):
+    """The gradient of a step on all ranks together, held against that of one device on the whole batch: its norm, and
+    the norm of the difference. Rank 0 sends it, once."""
+
+    step: Count
+    rows: Count
+    norm: float
+    difference: float
+
+
 class PrimitiveTimes(msgspec.Struct, frozen=True, array_like=True):
     """Time of DataParallel's four primitives in one step."""
 

@@ -49,7 +49,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
     With one device the primitives run as well, although torch would call the module directly, so that the report shows
     them. `functional` works as PyTorch's tutorial does: replicas are made for all devices, and as many as there are
     shards are used. `on` binds the thread of a shard to the log of its device. `straggler` is a device that is slow on
-    purpose. With `weights`, shards have rows in proportion to them.
+    purpose.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         functional: bool = False,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
         straggler: PlantedSlowness | None = None,
-        weights: Weights = None,
     ) -> None:
         if virtual:
             nn.Module.__init__(self)
@@ -77,6 +76,10 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         self._observer = observer
         self._on = on
         self._straggler = straggler
+        self._weights: Weights = None
+
+    def set_weights(self, weights: tuple[float, ...]) -> None:
+        """From now on shards have rows in proportion to these."""
         self._weights = weights
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

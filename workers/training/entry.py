@@ -22,9 +22,10 @@ from shardyard.script.sampler import ShareSampler
 from workers.probe.gradients.norm_layers import NormWatcher
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.runtime.cpu_name import read_cpu_name
-from workers.training import loop, strategies
+from workers.training import loop, strategies, weighing
 from workers.training.batch_shares import split_pair
 from workers.training.checkpoint import state
+from workers.training.gradient_proof import ProofOfGradients
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA, collate_rows
 from workers.training.recipes.files import DataRoot
@@ -97,13 +98,19 @@ def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None =
     dataset, model, loss = parts.dataset, parts.model, parts.loss
     check_precision(spec, context)
     saved = state.read_checkpoint(context) if program.checkpoint is not None and program.mode == "train" else None
+    untouched = _copy_untouched(spec, model)
     strategy = strategies.build_strategy(spec, context, model, saved.buckets if saved is not None else None)
     describe_devices(context, strategy)
     if program.mode == "train":
         NormWatcher(model.get_submodule(spec.parallelism.module or ""), context.sink.emit)
     if isinstance(loss, nn.Module):
         loss.to(strategy.device)
-    prepared = TrainingRun(program, context, strategy, build_loader(spec, context, dataset), loss)
+    if untouched is not None and spec.parallelism.weights is not None:
+        trial = weighing.Trial(spec, context, dataset, untouched, loss)
+        spec = weighing.settle_weights(trial, strategy, None if saved is None else saved.weights)
+    prepared = TrainingRun(program, context, strategy, build_loader(spec, context, dataset), loss, weights=spec.weights)
+    if untouched is not None and program.mode == "train":
+        prepared.proof = ProofOfGradients(untouched if context.rank == 0 else None)
     if program.optimizer is not None:
         prepared.optimizer = build_optimizer(program.optimizer, model)
     if program.scheduler is not None and prepared.optimizer is not None:
@@ -119,6 +126,22 @@ def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None =
     if saved is not None:
         state.restore_run(prepared, saved)
     return prepared
+
+
+# -- weights of devices ----------------------------------------------------------------------------
+
+
+def _copy_untouched(spec: JobSpec, model: nn.Module) -> nn.Module | None:
+    """A copy of the model before it is placed, where weights have to be measured, or what they do to be proven."""
+    if spec.parallelism.weights is None and not spec.weighs_ranks:
+        return None
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise RejectedByWorker(
+            f"program.model: rows are weighed, which is proven on a copy of the model, and {type(model).__name__} "
+            f"cannot be copied: {error}"
+        ) from error
 
 
 def seed_everything(seed: int, context: RankContext) -> None:

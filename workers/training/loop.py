@@ -62,9 +62,12 @@ def train_step(run: TrainingRun, epoch: int, batches: list[Any], waited: float) 
     """One optimizer step over one batch, or over several whose gradients add up to those of all their rows at once."""
     optimizer, strategy, scaler = run.optimizer, run.strategy, run.scaler
     assert optimizer is not None
+    proof = run.proof if run.proof is not None and run.proof.is_due and run.proof.begin(run, batches) else None
     with strategy.recorder.step("train", epoch, waited):
         optimizer.zero_grad()
         loss = _add_all_gradients(run, batches)
+        if proof is not None:
+            proof.keep_gradients(run)
         if run.program.clip_grad_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -74,6 +77,8 @@ def train_step(run: TrainingRun, epoch: int, batches: list[Any], waited: float) 
         else:
             scaler.step(optimizer)
             scaler.update()
+    if proof is not None:
+        proof.compare(run)
     return loss
 
 
@@ -244,7 +249,7 @@ def _report_loss(run: TrainingRun, loss: torch.Tensor, weight: float) -> None:
 
 def _copy_to_sum(run: TrainingRun, loss: torch.Tensor) -> torch.Tensor:
     """Of one type on all ranks: the loss of no rows may have another than that of some."""
-    return loss.clone() if run.sampler is None else loss.double()
+    return loss.clone() if run.sampler is None else loss.to(torch.float64, copy=True)
 
 
 def _mean_over_ranks(run: TrainingRun, loss: torch.Tensor) -> float:

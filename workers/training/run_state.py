@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp import GradScaler
@@ -17,6 +17,9 @@ from workers.probe.step_profiler import StepProfiler
 from workers.runtime.context import CheckpointAccess, RankContext
 from workers.training.rng_state import RandomStates
 from workers.training.strategies import PlacedModel
+
+if TYPE_CHECKING:
+    from workers.training.gradient_proof import ProofOfGradients
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -66,6 +69,8 @@ class TrainingRun:
     scheduler: LRScheduler | None = None
     scaler: GradScaler | None = None  # for float16, in which gradients may underflow
     progress: RunProgress = field(default_factory=RunProgress)
+    weights: tuple[float, ...] | None = None  # of all devices
+    proof: "ProofOfGradients | None" = None  # that unequal rows change no gradient, where there are any
     pending_loss: Callable[[], None] | None = None  # waits for the loss of all ranks, and sends its mean
     # -- what every step needs
     profiler: StepProfiler = field(init=False)

@@ -69,6 +69,7 @@ class PlacedModel:
     straggler: PlantedSlowness | None = None
     holds: Literal["whole", "replica", "shard"] = "whole"
     buckets: Callable[[], Buckets | None] = lambda: None
+    set_weights: Callable[[tuple[float, ...]], None] = lambda weights: None  # by which one process divides batches
     gradient_bytes: int | None = None  # that each rank contributes to a reduction, where the wrapper reduces them all
 
 
@@ -126,7 +127,6 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
         functional=how.functional,
         observer=recorder,
         straggler=_find_straggler(spec, context),
-        weights=spec.weights,
         **({"on": streams.on} if streams is not None else {}),
     )
     recorder.note(
@@ -142,7 +142,15 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
         recorder.note("primitives", "nn.DataParallel on one device calls the module directly; here the primitives run")
     placed = _put_back(model, how.module, wrapped)
     bare = lambda: _without_wrapper(model, how.module, inner, wrapped)  # noqa: E731
-    return PlacedModel(placed, device, recorder, _keep_local, lambda: nullcontext(placed), bare)
+    return PlacedModel(
+        placed,
+        device,
+        recorder,
+        _keep_local,
+        lambda: nullcontext(placed),
+        bare,
+        set_weights=wrapped.set_weights,
+    )
 
 
 def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
@@ -184,7 +192,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
         straggler,
         "replica" if path is None else "whole",
         lambda: _gradient_buckets(wrapped),
-        sum_gradient_bytes(inner),
+        gradient_bytes=sum_gradient_bytes(inner),
     )
 
 

@@ -66,6 +66,7 @@ class CheckpointState:
     buffers: dict[str, torch.Tensor]  # those that are not in the model's state_dict
     numbers: dict[str, Any]  # of steps and splits
     buckets: list[list[int]] | None  # DistributedDataParallel's
+    weights: list[float] | None = None  # of the devices; left out where they have none, for earlier versions
 
 
 # -- saving ----------------------------------------------------------------------------------------
@@ -180,11 +181,13 @@ def _capture_state(run: TrainingRun, buckets: list[list[int]] | None) -> Checkpo
         buffers=buffers,
         numbers=run.strategy.recorder.dump_numbers(),
         buckets=buckets,
+        weights=None if run.weights is None else list(run.weights),
     )
 
 
 def _as_dict(state: CheckpointState) -> dict[str, Any]:
-    return {field.name: getattr(state, field.name) for field in fields(CheckpointState)}
+    values = {field.name: getattr(state, field.name) for field in fields(CheckpointState)}
+    return {name: value for name, value in values.items() if name != "weights" or value is not None}
 
 
 def _has_state(part: object) -> bool:
