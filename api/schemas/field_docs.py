@@ -345,6 +345,7 @@ COMMON: Final[Mapping[str, str]] = {
     "wasted_device_seconds": "how much longer devices waited for others than the one that waited least",
     "webhook": "id of the webhook",
     "webhooks": "webhooks, without their secrets",
+    "weights": "what comes of dividing rows by weights; null: the service does not",
     "weight": "weight of the tenant: twice as much may use twice as much",
     "what_if": "the run as it would be without slow devices",
     "why": "why not; null: it has it",
@@ -387,6 +388,11 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "BundleView": {"files": "how many files it has"},
     "CheckpointView": {"step": "steps that were done when it was saved"},
     "Data": {"args": "arguments of the data set, by name"},
+    "GradientCheck": {
+        "rows": "rows of the step on all devices",
+        "norm": "norm of the gradient of one device on the whole batch",
+        "difference": "norm of the difference between that and the gradient of the run",
+    },
     "DeliveryView": {
         "state": "waiting, delivered or dead",
         "status": "status of the last answer of the receiver; null: there was none",
@@ -562,6 +568,15 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ShareView": {"pools": "what it has used, by pool"},
     "SignInRequest": {"token": "the text of a token"},
+    "SplitWeights": {
+        "weights": "weight of each device; null: ranks with unequal last batches are weighed by their rows",
+        "source": "spec, measured (before the first step) or checkpoint",
+        "predicted_ms": "work of the slowest device in a step, as the measured weights predict it",
+        "seen_ms": "work of the slowest device in a typical step",
+        "even_ms": "the same if all devices had equally many rows",
+        "speed_share": "share of the sum of the devices' speeds that steps reach",
+        "gradient": "proof that the gradient is that of one device; null: no step had unequal rows yet",
+    },
     "SignInWays": {"device": "whether `shardyard login` works"},
     "Straggler": {"where": "the part of each step in which it sleeps"},
     "Timing": {

@@ -150,7 +150,9 @@ def _weight_errors(spec: JobSpec) -> list[FieldError]:
     if how.strategy == "single":
         return [FieldError(field, 'only for strategies "dp", "ddp" and "fsdp"; leave it out under "single"')]
     if how.weights == "auto" and isinstance(spec.program, ScriptProgram):
-        return [FieldError(field, "a script is given its weights as they are (job.weights()); list one for each device")]
+        return [
+            FieldError(field, "a script is given its weights as they are (job.weights()); list one for each device")
+        ]
     if how.weights != "auto" and len(how.weights) != devices:
         return [FieldError(field, f"{len(how.weights)} weights, but {devices} devices on all nodes; list {devices}")]
     if spec.distributed and how.module is not None:

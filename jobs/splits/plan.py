@@ -9,8 +9,8 @@ Three rules of PyTorch decide every split that has no weights, and the tests hol
 - DataLoader cuts what it is given into batches of `batch_size` and keeps the smaller rest, unless
   `drop_last` is set (`batches`).
 
-With `parallelism.weights` rows are divided in proportion to them, and with `program.data.uneven` ranks do otherwise with
-rows that do not divide among them: `shardyard.contract.row_shares` has the arithmetic, which ranks use as well.
+With `parallelism.weights` rows are divided in proportion to them, and with `program.data.uneven` ranks do otherwise
+with rows that do not divide among them: `shardyard.contract.row_shares` has the arithmetic, which ranks use as well.
 
 One optimizer step reads `accumulate_steps` batches, and what it has when the epoch ends (`grouped`).
 

@@ -14,6 +14,7 @@ from shardyard.contract.report import (
     PrimitiveTimings,
     Report,
     ReportDevice,
+    SplitWeights,
     Timing,
     WhatIf,
     decode_report,
@@ -103,6 +104,11 @@ class SplitReport:
     def what_if(self) -> WhatIf | None:
         """What the run would take if all devices were alike."""
         return self.data.what_if
+
+    @property
+    def weights(self) -> SplitWeights | None:
+        """What comes of dividing rows by weights; `None` where all devices have the same."""
+        return self.data.weights
 
     @property
     def verdict(self) -> str:

@@ -20,6 +20,8 @@ from shardyard.contract.hardware import DeviceHardware
 #: Sizes of a tensor.
 Shape = tuple[int, ...]
 Severity = Literal["info", "warning"]
+#: Weights that a sentence names.
+MAX_LISTED = 16
 #: Between the reasons of one note.
 REASON_SEPARATOR = "; "
 
@@ -164,6 +166,37 @@ class WhatIf(msgspec.Struct, frozen=True):
     other: float
 
 
+class GradientCheck(msgspec.Struct, frozen=True):
+    """The gradient of one step of `rows` rows on all devices, held against that of one device on the whole batch: its
+    norm, and the norm of the difference."""
+
+    step: int
+    rows: int
+    norm: float
+    difference: float
+
+
+class SplitWeights(msgspec.Struct, frozen=True):
+    """What comes of dividing rows among unlike devices by weights.
+
+    `weights` has one number for each device; `None` where rows are divided evenly and only ranks with unequal last
+    batches are weighed. `source` says where they come from: the `spec`, `measured` before the first step, or the
+    `checkpoint` that the run goes on from.
+
+    The times are of the forward and backward of the slowest device in a typical step: as `predicted_ms` before it
+    began, `seen_ms`, and what would be with equal rows (`even_ms`). `speed_share` is the share of the sum of the
+    devices' speeds that the steps reach: 1 where none waits for another.
+    """
+
+    weights: tuple[float, ...] | None
+    source: str
+    predicted_ms: float | None
+    seen_ms: float | None
+    even_ms: float | None
+    speed_share: float | None
+    gradient: GradientCheck | None
+
+
 class PredictionCheck(msgspec.Struct, frozen=True):
     """`matches` is `None` when nothing could be compared (the report's notes say why)."""
 
@@ -244,6 +277,7 @@ class Report(msgspec.Struct, frozen=True):
     mfu: float | None = None
     per_node: tuple[NodeMeasures, ...] = ()  # where the attempt has several nodes
     step_times: tuple[StepTimes, ...] = ()  # of a final report: how the times of steps changed in the run
+    weights: SplitWeights | None = None  # where rows are weighed
 
 
 #: The disjoint parts of a device's wall time.
@@ -292,6 +326,39 @@ def describe_cost(finding: Finding) -> str:
         return ""
     share = f", {finding.cost_share:.0%} of the run" if finding.cost_share is not None else ""
     return f"costs {describe_seconds(finding.cost_device_seconds)}{share}"
+
+
+_SOURCES = {
+    "spec": "as the spec has them",
+    "measured": "measured before the first step",
+    "checkpoint": "as the checkpoint has them",
+}
+
+
+def weight_lines(weights: SplitWeights) -> list[str]:
+    """What every view of a report says of weights, in sentences."""
+    lines = []
+    if weights.weights is not None:
+        listed = ", ".join(f"{weight:.4g}" for weight in weights.weights[:MAX_LISTED])
+        more = f" and {len(weights.weights) - MAX_LISTED} more" if len(weights.weights) > MAX_LISTED else ""
+        source = _SOURCES.get(weights.source, weights.source)
+        lines.append(f"rows are divided by the weights {listed}{more}, {source}")
+    else:
+        lines.append("the gradient of each rank is weighed by its rows")
+    if weights.seen_ms is not None and weights.even_ms is not None:
+        predicted = "" if weights.predicted_ms is None else f"predicted {weights.predicted_ms:.3g} ms, "
+        share = "" if weights.speed_share is None else f"; {weights.speed_share:.0%} of the sum of the devices' speeds"
+        lines.append(
+            f"a step takes {weights.seen_ms:.3g} ms on the slowest device ({predicted}with equal rows "
+            f"{weights.even_ms:.3g} ms){share}"
+        )
+    if (gradient := weights.gradient) is not None:
+        part = gradient.difference / gradient.norm if gradient.norm else gradient.difference
+        lines.append(
+            f"the gradient of step {gradient.step:,} ({gradient.rows:,} rows) differs from that of one device on the "
+            f"whole batch by {part:.1e} of its norm"
+        )
+    return lines
 
 
 _encoder = msgspec.json.Encoder()

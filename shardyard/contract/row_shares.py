@@ -45,8 +45,8 @@ def weigh_rank(counts: Sequence[int], rank: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RowDeal:
-    """How the `rows` of a data set are dealt to ranks in one epoch. A full batch has `batch_rows` on all ranks together;
-    with `drop_last` a smaller rest is left out, and `uneven` has nothing to decide."""
+    """How the `rows` of a data set are dealt to ranks in one epoch. A full batch has `batch_rows` on all ranks
+    together; with `drop_last` a smaller rest is left out, and `uneven` has nothing to decide."""
 
     rows: int
     batch_rows: int

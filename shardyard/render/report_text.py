@@ -14,6 +14,7 @@ from shardyard.contract.report import (
     WhatIf,
     has_whole_times,
     time_parts,
+    weight_lines,
 )
 from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_remarks
 from shardyard.render.text_tables import (
@@ -271,6 +272,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], 
     ("DataParallel's primitives in ms", _primitive_table),
     ("Hardware, sampled once a second", _hardware_table),
     ("Balance", _balance_table),
+    ("Weights", lambda report, width: iter(() if report.weights is None else weight_lines(report.weights))),
     ("Plan", _prediction_lines),
     ("Findings", lambda report, width: finding_lines(report.findings)),
 )

@@ -3,8 +3,8 @@
 Everything here is optional.
 
 Outside a job the same script runs unchanged: `log` and `progress` do nothing, `checkpoint` returns
-its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, `weights` are equal, and one
-line on standard error says so. Wrong arguments raise the same errors inside a job and outside.
+its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, `weights` are equal, and
+one line on standard error says so. Wrong arguments raise the same errors inside a job and outside.
 
 Only the standard library is needed to import this module.
 """

@@ -547,6 +547,12 @@ export interface components {
              */
             drop_last?: boolean;
             /**
+             * Uneven
+             * @description ddp, fsdp: rows that do not divide among the ranks are repeated (`pad`, as DistributedSampler does), left out (`drop`), or divided unequally with gradients weighed by rows (`weigh`); left out: `pad`
+             * @default null
+             */
+            uneven?: ("pad" | "drop" | "weigh") | null;
+            /**
              * Num Workers
              * @description processes of the DataLoader
              * @default 0
@@ -1138,6 +1144,20 @@ export interface components {
             checks: components["schemas"]["GateCheck"][];
             /** @description the job beside which it was judged */
             against: string | null;
+        };
+        /**
+         * GradientCheck
+         * @description The gradient of one step of `rows` rows on all devices, held against that of one device on the whole batch: its norm, and the norm of the difference.
+         */
+        GradientCheck: {
+            /** @description number of the step */
+            step: number;
+            /** @description rows of the step on all devices */
+            rows: number;
+            /** @description norm of the gradient of one device on the whole batch */
+            norm: number;
+            /** @description norm of the difference between that and the gradient of the run */
+            difference: number;
         };
         /**
          * GroupSummary
@@ -2055,6 +2075,12 @@ export interface components {
              * @enum {string}
              */
             backend?: "auto" | "nccl" | "gloo";
+            /**
+             * Weights
+             * @description dp, ddp, fsdp: rows of each device in proportion to these numbers, one for each device of all nodes ([3, 2]: 30 and 20 of 50 rows); "auto": measured before the first step; left out: equally many
+             * @default null
+             */
+            weights?: number[] | "auto" | null;
         };
         /**
          * Pattern
@@ -2777,6 +2803,11 @@ export interface components {
              * @default []
              */
             step_times?: components["schemas"]["StepTimes"][];
+            /**
+             * @description what comes of dividing rows by weights; null: the service does not
+             * @default null
+             */
+            weights?: components["schemas"]["SplitWeights"] | null;
         };
         /** ReportDevice */
         ReportDevice: {
@@ -3205,6 +3236,26 @@ export interface components {
             single_sign_on: string;
             /** @description whether `shardyard login` works */
             device: boolean;
+        };
+        /**
+         * SplitWeights
+         * @description What comes of dividing rows among unlike devices by weights. `weights` has one number for each device; `None` where rows are divided evenly and only ranks with unequal last batches are weighed. `source` says where they come from: the `spec`, `measured` before the first step, or the `checkpoint` that the run goes on from. The times are of the forward and backward of the slowest device in a typical step: as `predicted_ms` before it began, `seen_ms`, and what would be with equal rows (`even_ms`). `speed_share` is the share of the sum of the devices' speeds that the steps reach: 1 where none waits for another.
+         */
+        SplitWeights: {
+            /** @description weight of each device; null: ranks with unequal last batches are weighed by their rows */
+            weights: number[] | null;
+            /** @description spec, measured (before the first step) or checkpoint */
+            source: string;
+            /** @description work of the slowest device in a step, as the measured weights predict it */
+            predicted_ms: number | null;
+            /** @description work of the slowest device in a typical step */
+            seen_ms: number | null;
+            /** @description the same if all devices had equally many rows */
+            even_ms: number | null;
+            /** @description share of the sum of the devices' speeds that steps reach */
+            speed_share: number | null;
+            /** @description proof that the gradient is that of one device; null: no step had unequal rows yet */
+            gradient: components["schemas"]["GradientCheck"] | null;
         };
         /**
          * StartView

@@ -17,6 +17,9 @@ describe("a suggestion", () => {
     expect(changesOf("set program.data.drop_last to true, which leaves 29 rows out")).toEqual([
       ["program.data.drop_last", true],
     ]);
+    expect(changesOf("set parallelism.weights to [3.0, 2.0, 1.25]; of the 50 rows")).toEqual([
+      ["parallelism.weights", [3, 2, 1.25]],
+    ]);
     expect(changesOf("look at the data loader")).toEqual([]);
   });
   test("is applied to a copy, and makes what is missing", () => {

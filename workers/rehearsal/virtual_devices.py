@@ -2,7 +2,8 @@
 
 On a machine without GPUs torch's own functions refuse or split nothing. These do what torch's do on GPUs: the same
 shards, the same replicas (so that state which a replica sets in `forward` is lost, as documented), gradients on the
-original parameters, BatchNorm statistics of the first replica only. Nothing but torch and the arithmetic of weights is needed to import them.
+original parameters, BatchNorm statistics of the first replica only.
+Nothing but torch and the arithmetic of weights is needed to import them.
 """
 
 import functools

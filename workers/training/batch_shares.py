@@ -1,7 +1,7 @@
 """What a rank's batches weigh in a step of all ranks, where these have unequal numbers of rows.
 
-Ranks average their gradients as equals. A loss is multiplied by the rank's rows times ranks over all rows, and so is its
-gradient: the mean is then that of all rows together, under ddp and fsdp alike, and whatever batches are accumulated.
+Ranks average their gradients as equals. A loss is multiplied by the rank's rows times ranks over all rows, and so is
+its gradient: the mean is then that of all rows together, under ddp and fsdp alike, whatever batches are accumulated.
 """
 
 from collections.abc import Iterator, Sequence

@@ -28,7 +28,6 @@ from workers.rehearsal.virtual_devices import (
 )
 from workers.training.straggler import PlantedSlowness
 
-
 #: Of the devices; None: all have the same.
 Weights = tuple[float, ...] | None
 
@@ -110,7 +109,9 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Any:
         with self._observer.measure_primitive("scatter"):
-            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._measure_arrival, self._weights)
+            return self._primitives.scatter(
+                inputs, kwargs or {}, device_ids, self.dim, self._measure_arrival, self._weights
+            )
 
     @contextmanager
     def _measure_arrival(self, position: int) -> Iterator[None]:

@@ -105,7 +105,9 @@ class ProofOfGradients:
         if not torch.equal(draws, torch.get_rng_state()):
             recorder.note(FIELD, "the model draws random numbers (dropout, for one), so two gradients are never equal")
         elif any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in alone.modules()):
-            recorder.note(FIELD, "BatchNorm takes its statistics from the rows of each device, and not of the whole batch")
+            recorder.note(
+                FIELD, "BatchNorm takes its statistics from the rows of each device, and not of the whole batch"
+            )
 
 
 def _copy_tensors(held: dict[str, torch.Tensor], alone: nn.Module) -> bool:

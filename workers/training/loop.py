@@ -224,8 +224,9 @@ def _is_over(run: TrainingRun) -> bool:
 
 
 def _report_loss(run: TrainingRun, loss: torch.Tensor, weight: float) -> None:
-    """Report the loss, which has the given weight in the mean over ranks; on cuda and under ddp only on steps chosen beforehand, because reading it waits for the device
-    or for ranks. The mean over ranks is computed during the next step, and sent after it."""
+    """Report the loss, which has the given weight in the mean over ranks; on cuda and under ddp only on steps chosen
+    beforehand, because reading it waits for the device or for ranks. The mean over ranks is computed during the next
+    step, and sent after it."""
     context, step = run.context, run.progress.steps_done
     if run.pending_loss is not None:
         run.send_pending_loss()

@@ -1,9 +1,9 @@
 """One run of a recipe on one rank: the parts that were built, and its progress."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.amp import GradScaler
@@ -17,9 +17,6 @@ from workers.probe.step_profiler import StepProfiler
 from workers.runtime.context import CheckpointAccess, RankContext
 from workers.training.rng_state import RandomStates
 from workers.training.strategies import PlacedModel
-
-if TYPE_CHECKING:
-    from workers.training.gradient_proof import ProofOfGradients
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -55,6 +52,21 @@ class RunProgress:
     resumed: ResumePoint | None = None  # until the loader is at the position of the checkpoint
 
 
+class StepProof(Protocol):
+    """Proves something of one step; all ranks call it together."""
+
+    is_due: bool  # no step has been proven yet
+
+    def begin(self, run: "TrainingRun", batches: Sequence[Any]) -> bool:
+        """Before a step over `batches`; false where it is not the one."""
+
+    def keep_gradients(self, run: "TrainingRun") -> None:
+        """After the backward of the step, before gradients are clipped."""
+
+    def compare(self, run: "TrainingRun") -> None:
+        """After the step."""
+
+
 @dataclass(slots=True)
 class TrainingRun:
     """The parts and the progress of a run. `loss` and `optimizer` are set in the mode train."""
@@ -70,7 +82,7 @@ class TrainingRun:
     scaler: GradScaler | None = None  # for float16, in which gradients may underflow
     progress: RunProgress = field(default_factory=RunProgress)
     weights: tuple[float, ...] | None = None  # of all devices
-    proof: "ProofOfGradients | None" = None  # that unequal rows change no gradient, where there are any
+    proof: "StepProof | None" = None  # that unequal rows change no gradient, where there are any
     pending_loss: Callable[[], None] | None = None  # waits for the loss of all ranks, and sends its mean
     # -- what every step needs
     profiler: StepProfiler = field(init=False)

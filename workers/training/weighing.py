@@ -78,7 +78,7 @@ def measure_rows(trial: Trial) -> list[float]:
     data, context = trial.spec.recipe.data, trial.context
     if isinstance(trial.dataset, IterableDataset) or not hasattr(trial.dataset, "__len__"):
         raise RejectedByWorker(
-            f'parallelism.weights: {data.ref} only iterates, and rows are measured on some of them; list the weights'
+            f"parallelism.weights: {data.ref} only iterates, and rows are measured on some of them; list the weights"
         )
     rows = max(1, data.batch_size // (1 if context.world_size > 1 else len(context.devices)))
     rows = min(rows, len(cast(Sized, trial.dataset)))

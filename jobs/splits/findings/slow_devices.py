@@ -293,8 +293,16 @@ def _advice_on_device(one: SlowDevice, run: TimedRun) -> str:
         )
     return (
         f"check {run.nodes[one.device]} for other programs on device {one.device}, its clock and its temperature, "
-        "and run without it if it stays slow"
+        f"and run without it if it stays slow{_or_weigh(one, run)}"
     )
+
+
+def _or_weigh(one: SlowDevice, run: TimedRun) -> str:
+    """A device that always was slow may be given fewer rows."""
+    if one.since is not None or not run.takes_weights or run.weights is not None:
+        return ""
+    weights = [1.0 if device == one.device else round(one.ratio, 2) for device in range(len(run.ranks))]
+    return f"; if it always is, set parallelism.weights to {weights}"
 
 
 def _workers_now(run: TimedRun) -> str:

@@ -10,6 +10,7 @@ from statistics import median
 from jobs.splits.findings.communication import find_communication, find_needless_division
 from jobs.splits.findings.slow_devices import describe_slow_devices, find_slow_devices
 from jobs.splits.findings.timed_run import TimedRun
+from jobs.splits.findings.unfitting_weights import find_unfitting_weights
 from jobs.splits.findings.unlike_devices import find_unlike_devices
 from jobs.splits.step_windows import StepWindow, fill_backwards
 from jobs.splits.timings import Measures
@@ -17,7 +18,7 @@ from shardyard.contract.report import Finding
 
 CODES = frozenset(
     {
-        *("slow-device", "slow-node", "unlike-devices"),
+        *("slow-device", "slow-node", "unlike-devices", "unfitting-weights"),
         *("input-bound", "communication-bound", "more-devices-are-slower"),
     }
 )
@@ -40,7 +41,11 @@ def find_time_problems(measures: Measures, run: TimedRun) -> list[Finding]:
     filled = fill_backwards(windows)
     unlike = find_unlike_devices(filled, measures, run)
     slow = [one for one in find_slow_devices(filled, measures, run) if not unlike.explains(one)]
-    found = [*unlike.findings, *describe_slow_devices(slow, measures, run)]
+    found = [
+        *unlike.findings,
+        *find_unfitting_weights(filled, measures, run),
+        *describe_slow_devices(slow, measures, run),
+    ]
     waits = any(one.cause == "input" for one in slow)
     found += [] if waits else _input_bound(windows, measures, run)
     return found + (find_needless_division if run.scatters else find_communication)(measures, run)

@@ -20,6 +20,8 @@ class TimedRun:
     straggler: int | None = None  # the device that is slow on purpose
     is_work_alike: bool = True  # rows cost the same on every device: their shapes do not vary
     cards: Sequence[str] = ()  # which kind of device each one is; empty where that is not known
+    weights: Sequence[float] | None = None  # by which the service divides rows
+    takes_weights: bool = False  # rows could be divided by weights
     gradient_bytes: int | None = None  # that each rank contributes to one reduction, under ddp
 
     @property

@@ -24,6 +24,7 @@ from jobs.splits.findings.slow_devices import (
 from jobs.splits.findings.timed_run import TimedRun
 from jobs.splits.step_windows import StepWindow
 from jobs.splits.timings import Measures
+from jobs.splits.weight_use import fitting_rows, fitting_weights
 from shardyard.contract.report import Finding, describe_rows
 
 #: The slowest kind takes so many times as long for a row as the fastest, typically and in nearly all windows.
@@ -99,7 +100,7 @@ def _describe_kinds(
 ) -> Finding | None:
     """`per_row` has the time that each device's kind takes for a row."""
     rows = [round(count) for count in windows[-1].rows]
-    fitting = divide_by_speed(sum(rows), per_row)
+    fitting = fitting_rows(sum(rows), per_row)
     now_ms, then_ms = _longest_ms(rows, per_row), _longest_ms(fitting, per_row)
     cost = (now_ms - then_ms) * measures.steps * len(rows) / 1000
     step_ms = median(window.cycle_ms for window in windows)
@@ -112,7 +113,7 @@ def _describe_kinds(
         f"{slowest} ({_name_devices(slowest, run)}) takes {slow_ms / fast_ms:.2f} times as long for a row as {fastest} "
         f"({_name_devices(fastest, run)}): {slow_ms:.3g} ms against {fast_ms:.3g} ms; all get {rows[0]} rows, so the "
         "faster devices wait in every step",
-        f"run it on devices of one kind; of the {sum(rows)} rows of a step these could take {describe_rows(fitting)}, "
+        f"{_advice(per_row, run)}; of the {sum(rows)} rows of a step these could take {describe_rows(fitting)}, "
         f"in {then_ms:.3g} ms instead of {now_ms:.3g} ms",
         numbers={
             "ratio": round(slow_ms / fast_ms, 4),
@@ -128,6 +129,15 @@ def _describe_kinds(
     )
 
 
+def _advice(per_row: Sequence[float], run: TimedRun) -> str:
+    weights = fitting_weights(per_row)
+    if run.takes_weights:
+        return f"set parallelism.weights to {weights}"
+    if run.is_script:
+        return f"run it on devices of one kind, or divide rows by weights such as {weights} (shardyard.job.weights)"
+    return "run it on devices of one kind"
+
+
 def _longest_ms(rows: Sequence[int], per_row: Sequence[float]) -> float:
     return max(count * each for count, each in zip(rows, per_row, strict=True))
 
@@ -140,17 +150,3 @@ def _name_devices(kind: str, run: TimedRun) -> str:
         return f"devices {devices[0]} and {devices[1]}"
     adjacent = devices[-1] - devices[0] == len(devices) - 1
     return f"devices {devices[0]} to {devices[-1]}" if adjacent else f"{len(devices)} devices"
-
-
-def divide_by_speed(rows: int, per_row: Sequence[float]) -> list[int]:
-    """Rows for each device so that all need about as long, by largest remainders; one at least if there are enough."""
-    speeds = [1 / each for each in per_row]
-    exact = [rows * speed / sum(speeds) for speed in speeds]
-    whole = [math.floor(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda device: whole[device] - exact[device])
-    for device in by_remainder[: rows - sum(whole)]:
-        whole[device] += 1
-    while rows >= len(whole) and 0 in whole:
-        whole[whole.index(0)] += 1
-        whole[whole.index(max(whole))] -= 1
-    return whole

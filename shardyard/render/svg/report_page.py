@@ -16,6 +16,7 @@ from shardyard.contract.report import (
     describe_cost,
     fields_by_reason,
     time_parts,
+    weight_lines,
 )
 from shardyard.render.hardware_cells import CAPTION, hardware_cells, hardware_remarks
 from shardyard.render.svg import bar_chart, line_chart
@@ -75,6 +76,7 @@ def report_page(report: Report, about: ReportContext = NOTHING, by: By = "rows")
         _maps_section(report, about, by),
         _more_findings(report),
         _balance_tiles(report),
+        _weights_section(report),
         _nodes_section(report),
         _devices_section(report, about),
         *_bar_sections(report, about),
@@ -273,6 +275,14 @@ def _balance_tile(report: Report, name: str, value: str, path: str) -> Markup:
     else:
         shown = element("dd", value)
     return element("div", element("dt", name), shown)
+
+
+def _weights_section(report: Report) -> Markup | None:
+    if report.weights is None:
+        return None
+    note = report.notes.get("weights.gradient")
+    words = [*weight_lines(report.weights), *([note] if note else [])]
+    return page_section("Weights", element("ul", *(element("li", line) for line in words)))
 
 
 def _nodes_section(report: Report) -> Markup | None:

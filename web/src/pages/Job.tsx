@@ -17,6 +17,7 @@ import { useJob } from "../job/watch";
 import { Bars, hasTimes } from "../parts/Bars";
 import { Findings } from "../parts/Findings";
 import { SplitMap } from "../parts/SplitMap";
+import { Weights } from "../parts/Weights";
 import { Link } from "../router";
 import { type Change, type Json, withChanges } from "../submit/changes";
 import { attempt as attemptTo } from "../toast";
@@ -65,6 +66,7 @@ export function JobPage(props: { id: string }) {
     () =>
       report && (
         <>
+          <Weights report={report} />
           {hasTimes(report) && (
             <section class="panel">
               <Bars report={report} />

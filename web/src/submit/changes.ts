@@ -3,7 +3,7 @@
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 export type Change = readonly [path: string, value: Json];
 
-const SETS = /\b([a-z_]+(?:\.[a-z_0-9]+)+) to ("[^"]*"|-?\d[\d,]*(?:\.\d+)?|true|false)/g;
+const SETS = /\b([a-z_]+(?:\.[a-z_0-9]+)+) to ("[^"]*"|-?\d[\d,]*(?:\.\d+)?|true|false|\[[\d., ]*\])/g;
 
 /** What a suggestion says to set: `set program.data.batch_size to 63 or 66` names one field, and its first value. */
 export function changesOf(suggestion: string): Change[] {

@@ -42,7 +42,16 @@ from jobs.splits.plan_check import check_prediction
 from jobs.splits.step_times import list_step_times
 from jobs.splits.throughput import WorkFacts, rate_run
 from jobs.splits.verdict import describe_run
-from shardyard.contract.report import DeviceMeasures, Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
+from shardyard.contract.report import (
+    DeviceMeasures,
+    Finding,
+    Pattern,
+    PredictionCheck,
+    Report,
+    ReportDevice,
+    Resumed,
+    SplitWeights,
+)
 from workers.supervisor.report import notes
 from workers.supervisor.report.hardware_state import HardwareState
 from workers.supervisor.report.leased_devices import LeasedDevice, name_cards
@@ -328,6 +337,7 @@ class Aggregator(ABC):
             learning_rate=self._learning_rate,
             per_node=measure_nodes(nodes, devices, measures.waited_ms()),
             step_times=list_step_times(measures, work.rows) if final else (),
+            weights=self._describe_weights(),
             **msgspec.structs.asdict(rate_run(devices, work)),
         )
         facts = NoteFacts(
@@ -356,6 +366,10 @@ class Aggregator(ABC):
     ) -> tuple[Sequence[Finding], ScriptObservations | None]:
         """The findings, and what was seen of a script; None of a recipe."""
 
+    def _describe_weights(self) -> SplitWeights | None:
+        """What comes of dividing rows by weights; `None` where the service does not."""
+        return None
+
     def _describe_timed_run(self, walls_ms: Sequence[float | None]) -> TimedRun:
         spec, lease, main = self._subject.spec, self._subject.lease, self._counts.main_phase
         recipe = spec.program if isinstance(spec.program, RecipeProgram) else None
@@ -371,6 +385,8 @@ class Aggregator(ABC):
             straggler=None if straggler is None else straggler.device if straggler.rank is None else straggler.rank,
             is_work_alike=not any(one.shapes_vary for one in self._counts.patterns.to_report() if one.phase == main),
             cards=name_cards(lease),
+            weights=None if recipe is None else spec.weights,
+            takes_weights=recipe is not None and spec.parallelism.strategy in ("dp", "ddp") and len(lease) > 1,
             gradient_bytes=self._gradient_bytes(),
         )
 

@@ -1,12 +1,17 @@
 """Makes the report of a recipe, which each attempt continues from its checkpoint."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jobs.model.spec import JobSpec
+from jobs.protocol.packets import AnyRecord
+from jobs.protocol.records import GradientProof, RowWeights
 from jobs.splits.device_sums import RowCost
 from jobs.splits.lint import lint_splits
-from jobs.splits.plan import Prediction
-from shardyard.contract.report import Finding, Pattern, Resumed
+from jobs.splits.plan import Prediction, predict_splits
+from jobs.splits.weight_use import describe_weights, read_row_times
+from shardyard.contract.report import Finding, Pattern, Resumed, SplitWeights
 from workers.supervisor.report import aggregator_state
 from workers.supervisor.report.aggregator import Aggregator, ReportSubject
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
@@ -14,6 +19,7 @@ from workers.supervisor.report.findings.norm_findings import find_failed_norms, 
 from workers.supervisor.report.leased_devices import LeasedDevice
 from workers.supervisor.report.notes import DeviceCooperation
 from workers.supervisor.report.patterns import PatternTable
+from workers.supervisor.report.process_state import ProcessState
 from workers.supervisor.report.step_counts import StepCounts, expand_part
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_epoch
 
@@ -39,6 +45,8 @@ class RecipeAggregator(Aggregator):
         super().__init__(
             subject, prediction, StepJoiner(spec.world_size, order_by_epoch(), expand=expand_part), counts, use
         )
+        self._told_weights: RowWeights | None = None
+        self._proof: GradientProof | None = None
         self._earlier_walls_ms: dict[int, float] = {}  # by rank, of the attempts before this one
 
     def dump_state(self) -> bytes:
@@ -95,6 +103,34 @@ class RecipeAggregator(Aggregator):
         wall_ms, earlier_ms = super()._wall_ms_of(rank, now), self._earlier_walls_ms.get(rank)
         return earlier_ms if wall_ms is None else wall_ms + (earlier_ms or 0.0)
 
+    def _add(self, process: ProcessState, record: AnyRecord) -> None:
+        match record:
+            case RowWeights() if self._told_weights is None and _are_weights(record, len(self._subject.lease)):
+                self._told_weights = record
+                self._divide_by(record.weights)
+            case GradientProof() if math.isfinite(record.norm) and math.isfinite(record.difference):
+                self._proof = self._proof or record
+            case RowWeights() | GradientProof():
+                self._malformed += 1
+            case _:
+                super()._add(process, record)
+
+    def _divide_by(self, weights: tuple[float, ...]) -> None:
+        """The plan can be made where weights had to be measured first."""
+        spec = self._subject.spec
+        if spec.parallelism.weights != "auto":
+            return
+        how = spec.parallelism.model_copy(update={"weights": weights})
+        self._subject = replace(self._subject, spec=spec.model_copy(update={"parallelism": how}))
+        self._prediction = predict_splits(self._subject.spec, self._prediction.train_rows, self._prediction.eval_rows)
+
+    def _describe_weights(self) -> SplitWeights | None:
+        if self._told_weights is None and not self._subject.spec.weighs_ranks:
+            return None
+        measures = self._counts.main_measures
+        times = read_row_times(measures.sums.history.windows()) if measures.comparable else None
+        return describe_weights(self._told_weights, self._proof, times)
+
     def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
     ) -> tuple[Sequence[Finding], None]:
@@ -105,3 +141,10 @@ class RecipeAggregator(Aggregator):
         if not any(one.code == "one-row-shard" for one in found):
             found += find_failed_norms(processes, is_script=False, scatters=self._use.scatters)
         return found, None
+
+
+def _are_weights(record: RowWeights, devices: int) -> bool:
+    """Whether a rank has told numbers that can be weights, and times."""
+    numbers = (*record.weights, *record.row_ms)
+    fits = len(record.weights) == devices and len(record.row_ms) in (0, devices)
+    return fits and all(math.isfinite(number) and number > 0 for number in numbers)

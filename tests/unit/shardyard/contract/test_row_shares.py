@@ -1,13 +1,15 @@
 """Rows in proportion to weights, and the gradient of weighed ranks against that of one device on the whole batch."""
 
 from fractions import Fraction
+from itertools import chain
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from shardyard.contract.row_shares import RowDeal, Uneven, divide_rows, weigh_rank
 
@@ -54,11 +56,13 @@ def test_each_batch_of_all_ranks_has_the_rows_that_it_has_without_weights(
         return
     per_rank = []
     for rank in range(ranks):
-        sampler = DistributedSampler(range(count), ranks, rank, shuffle=True, drop_last=how == "drop")  # type: ignore[arg-type]
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            TensorDataset(torch.arange(count)), ranks, rank, shuffle=True, drop_last=how == "drop"
+        )
         sampler.set_epoch(epoch)
         mine = list(sampler) if how == "pad" or count >= ranks else []  # torch's own gives a rank too much here
         per_rank.append([mine[start : start + batch] for start in range(0, len(mine), batch)])
-    together = [sorted(sum(parts, [])) for parts in zip(*per_rank, strict=True)]
+    together = [sorted(chain.from_iterable(parts)) for parts in zip(*per_rank, strict=True)]
     assert [sorted(one) for one in dealt] == together
     assert all(min(deal.counts(number)) > 0 for number in range(deal.batches))
 
@@ -83,7 +87,7 @@ def test_the_mean_over_ranks_is_the_gradient_of_one_device_on_the_whole_batch(
         counts = deal.counts(number)
         parts = [list(deal.places(number, rank)) for rank in range(len(weights))]
         weighed = [gradient(part) * weigh_rank(counts, rank) for rank, part in enumerate(parts)]
-        alone = gradient(sum(parts, []))
+        alone = gradient(list(chain.from_iterable(parts)))
         assert torch.stack(weighed).mean(dim=0).sub(alone).norm() <= 1e-9 * (1 + alone.norm())
 
 

@@ -1,5 +1,6 @@
 """The sampler that scripts use, by itself and in a DataLoader."""
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def batches_of(rank: int, **options: Any) -> list[list[int]]:
 def test_twenty_five_rows_a_rank_at_three_to_two_are_thirty_and_twenty() -> None:
     assert [len(batch) for batch in batches_of(0)] == [30, 30, 2]
     assert [len(batch) for batch in batches_of(1)] == [20, 20, 2]
-    assert sorted(sum(batches_of(0) + batches_of(1), [])) == sorted([*range(103), 0])
+    assert sorted(chain.from_iterable(batches_of(0) + batches_of(1))) == sorted([*range(103), 0])
 
 
 def test_each_epoch_has_the_order_of_distributed_sampler() -> None:

@@ -10,7 +10,7 @@ import pytest
 from jobs.protocol.probe_records import LoaderOpened
 from jobs.protocol.records import Outline
 from jobs.splits.findings.time_findings import CODES
-from jobs.splits.findings.unlike_devices import divide_by_speed
+from jobs.splits.weight_use import fitting_rows
 from shardyard.contract.report import Finding
 from tests.support.samples import script_streams
 from tests.support.samples.record_streams import aggregator, split, step
@@ -302,4 +302,4 @@ def test_a_card_that_is_slower_than_others_of_its_kind_is_named_beside_them() ->
     [(50, [2.0, 3.0], [30, 20]), (16, [1.0, 1.6], [10, 6]), (3, [1.0, 1.0, 50.0], [1, 1, 1]), (1, [1.0, 2.0], [1, 0])],
 )
 def test_rows_are_divided_by_speed(rows: int, per_row: list[float], parts: list[int]) -> None:
-    assert divide_by_speed(rows, per_row) == parts
+    assert list(fitting_rows(rows, per_row)) == parts
