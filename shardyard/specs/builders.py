@@ -26,6 +26,7 @@ class Data(Component):
     shuffle: bool | None = None
     drop_last: bool | None = None
     num_workers: int | None = None
+    uneven: Literal["pad", "drop", "weigh"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Parallelism:
     functional: bool | None = None
     placement: Mapping[str, int | Literal["cpu"]] | None = None
     backend: Literal["auto", "nccl", "gloo"] | None = None
+    weights: Sequence[float] | Literal["auto"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,10 @@ def find_time_problems(measures: Measures, run: TimedRun) -> list[Finding]:
     filled = fill_backwards(windows)
     unlike = find_unlike_devices(filled, measures, run)
     slow = [one for one in find_slow_devices(filled, measures, run) if not unlike.explains(one)]
-    found = [
-        *unlike.findings,
-        *find_unfitting_weights(filled, measures, run),
-        *describe_slow_devices(slow, measures, run),
-    ]
+    unfitting = find_unfitting_weights(filled, measures, run)
+    if unfitting:  # which is about devices that always were slow, too
+        slow = [one for one in slow if one.cause != "compute" or one.since is not None]
+    found = [*unlike.findings, *unfitting, *describe_slow_devices(slow, measures, run)]
     waits = any(one.cause == "input" for one in slow)
     found += [] if waits else _input_bound(windows, measures, run)
     return found + (find_needless_division if run.scatters else find_communication)(measures, run)

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -234,12 +234,13 @@ class Service:
         nodes: int = 1,
         entrypoint: str = "train.py",
         limits: dict[str, Any] | None = None,
+        weights: Sequence[float] | None = None,
         **program: Any,
     ) -> str:
         """Upload source files as a bundle, and submit the one that is to run; further fields are those of `program`."""
         chosen = {"kind": "script", "bundle": self.bundle(files), "entrypoint": entrypoint, "args": args, **program}
         how = {
-            "parallelism": {"strategy": strategy},
+            "parallelism": {"strategy": strategy, **({} if weights is None else {"weights": weights})},
             "resources": {"devices": devices, "nodes": nodes},
             "limits": limits or {},
         }
@@ -248,12 +249,19 @@ class Service:
         return job
 
     def run_recipe(
-        self, bundle: str, model: dict[str, Any], strategy: str = "single", devices: int = 1, **program: Any
+        self,
+        bundle: str,
+        model: dict[str, Any],
+        strategy: str = "single",
+        devices: int = 1,
+        weights: Sequence[float] | str | None = None,
+        **program: Any,
     ) -> str:
         """Submit a recipe that takes its model from a bundle, and have it started; further fields are those of
         `program`."""
         body = self.spec(strategy, devices).model_dump(mode="json")
         body["program"] |= {"bundle": bundle, "model": model, **program}
+        body["parallelism"]["weights"] = weights
         job = self.run(store.submit(TENANT, uuid.uuid4().hex, parse_spec(json.dumps(body)))).job
         self.dispatch_jobs()
         return job

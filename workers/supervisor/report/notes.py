@@ -192,7 +192,7 @@ def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteF
         )
     if (field.startswith("balance.") or field == "what_if") and facts.use.placed:
         return "the devices hold different modules and take turns on each batch"
-    if (field.startswith("balance.") or field == "what_if") and facts.use.sharded:
+    if field.startswith(("balance.", "what_if", "weights.seen", "weights.even", "weights.speed")) and facts.use.sharded:
         return "under fsdp a rank's forward includes waiting for the other ranks, so the times cannot be compared"
     if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.seen is None else facts.use.scatters):
         return "the devices exchange no data outside the timed primitives"
@@ -221,6 +221,10 @@ _DEFAULT_REASONS = {
     "per_device.wall_ms": "it is not known how long the program has run",
     "learning_rate": "no optimizer's learning rate was seen",
     "what_if": "there was no step in which the time of every device is known",
+    "weights.weights": "rows are divided evenly; of a last batch that does not divide, each rank is weighed by its rows",
+    "weights.predicted_ms": "rows were not timed before the first step",
+    "weights.gradient": "no step was trained in which the devices had unequal numbers of rows",
+    **dict.fromkeys(("weights.seen_ms", "weights.even_ms", "weights.speed_share"), "too few steps were measured"),
     "devices.memory_total_bytes": "no rank has reported on the device yet",
 }
 
@@ -238,6 +242,8 @@ def _null_paths(report: Report) -> Iterator[str]:
         yield "prediction.matches"
     if report.what_if is None:
         yield "what_if"
+    if report.weights is not None:
+        yield from (f"weights.{field}" for field in _null_fields(report.weights))
     yield from missing_rates(report)
     if report.learning_rate is None:
         yield "learning_rate"

@@ -214,7 +214,8 @@ class ProcessState:
         until = self.program_ended or (self.last_step_at if self.ended else now)
         if self.program_began is None or until is None:
             return None
-        return max(0.0, until - self.program_began) * 1000.0
+        wall_ms = max(0.0, until - self.program_began) * 1000.0
+        return wall_ms if math.isfinite(wall_ms) else None  # a rank may tell any times
 
     @property
     def worked(self) -> bool:

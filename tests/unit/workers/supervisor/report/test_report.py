@@ -465,7 +465,8 @@ def test_every_null_has_its_reason(strategy: str, devices: int, kind: str, final
     report = told.make_report(final=final)
 
     body = msgspec.json.decode(encode_report(report))
-    assert null_paths(body) - {"resumed"} <= set(report.notes)  # which is null where nothing was resumed
+    # Null where nothing was resumed, and where rows have no weights.
+    assert null_paths(body) - {"resumed", "weights"} <= set(report.notes)
     assert all(report.notes.values())
 
 
@@ -513,7 +514,7 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
         *("primitives", "balance", "prediction", "findings", "notes", "rehearsal", "resumed"),
         *("what_if", "verdict", "rows_per_second", "hardware", "learning_rate"),
-        *("tokens_per_second", "flop_per_step", "flop_per_second", "mfu", "per_node", "step_times"),
+        *("tokens_per_second", "flop_per_step", "flop_per_second", "mfu", "per_node", "step_times", "weights"),
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]
