@@ -41,6 +41,7 @@ NAMES: tuple[str, ...] = (
     "training",
     "probe",
     "primitives",
+    "unlike_devices",
     "listing",
     "memory",
     "dispatching",
@@ -52,6 +53,7 @@ ON_REQUEST = ("gpu", "bucket", "fair_share", "start_estimates", "slurm_starts")
 PACKAGES = {
     **dict.fromkeys(("dispatching", "fair_share", "start_estimates"), "pools"),
     "slurm_starts": "engines",
+    "unlike_devices": "devices",
     "bucket": "storage",
     "comparisons": "groups",
 }

@@ -112,8 +112,8 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
         "ScriptProgram",
         (
             "Your own program, unchanged: [scripts.md](scripts.md) explains how it runs. When you submit the job, the "
-            "bundle must have been uploaded, and contain the entry point. Of `parallelism`, only `strategy` may be "
-            "set: ddp and fsdp start one process for each device, single and dp one process."
+            "bundle must have been uploaded, and contain the entry point. Of `parallelism`, only `strategy` and "
+            "`weights` may be set: ddp and fsdp start one process for each device, single and dp one process."
         ),
         {
             "kind": "script",

@@ -221,7 +221,7 @@ _DEFAULT_REASONS = {
     "per_device.wall_ms": "it is not known how long the program has run",
     "learning_rate": "no optimizer's learning rate was seen",
     "what_if": "there was no step in which the time of every device is known",
-    "weights.weights": "rows are divided evenly; of a last batch that does not divide, each rank is weighed by its rows",
+    "weights.weights": "rows are divided evenly; in a last batch that does not divide, ranks are weighed",
     "weights.predicted_ms": "rows were not timed before the first step",
     "weights.gradient": "no step was trained in which the devices had unequal numbers of rows",
     **dict.fromkeys(("weights.seen_ms", "weights.even_ms", "weights.speed_share"), "too few steps were measured"),
