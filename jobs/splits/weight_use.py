@@ -42,7 +42,7 @@ def fitting_weights(per_row: Sequence[float]) -> list[float]:
 
 def read_row_times(windows: Sequence[StepWindow]) -> RowTimes | None:
     """What a row takes on each device; `None` where that is not known of all."""
-    filled = fill_backwards(windows)
+    filled = fill_backwards(windows) if windows else []
     if not filled or any(not min(window.rows) for window in filled):
         return None
     devices = range(len(filled[-1].rows))

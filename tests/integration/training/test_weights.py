@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from jobs.protocol.records import MetricSample, Outcome, Result
 from tests.integration.training.ranks import Saving, report_of, run_ranks
-from tests.support.training_runs import report_here, run_here, spec_of
+from tests.support.training_runs import VECTORS, report_here, run_here, spec_of
 
 pytestmark = pytest.mark.integration
 
@@ -106,3 +106,34 @@ def test_uneven_rows_are_dropped() -> None:
     assert report.prediction.matches
     (finding,) = [one for one in report.findings if one.code == "dropped-rows"]
     assert "2 of 62 rows" in finding.message
+
+
+@pytest.mark.parametrize(("strategy", "fit"), [("ddp", 1e-12), pytest.param("fsdp", 1e-12, marks=pytest.mark.slow)])
+def test_a_run_proves_its_gradient_on_the_first_unequal_step(strategy: str, fit: float) -> None:
+    spec = spec_of(double(9, uneven="weigh") | {"checkpoint": None}, devices=2, strategy=strategy, weights=[3, 2])
+    weights = report_of(spec, run_ranks(spec), 62).weights
+    assert weights is not None
+    assert (weights.weights, weights.source) == ((3.0, 2.0), "spec")
+    assert weights.gradient is not None
+    assert (weights.gradient.step, weights.gradient.rows) == (0, 18)
+    assert 0 <= weights.gradient.difference <= fit * weights.gradient.norm
+
+
+def test_without_weights_the_first_unequal_step_is_the_last_of_the_epoch() -> None:
+    spec = spec_of(double(20, uneven="weigh") | {"checkpoint": None}, devices=3, strategy="ddp")
+    weights = report_of(spec, run_ranks(spec), 62).weights
+    assert weights is not None
+    assert weights.weights is None
+    assert weights.gradient is not None
+    assert (weights.gradient.step, weights.gradient.rows) == (1, 2)
+    assert weights.gradient.difference <= 1e-12 * weights.gradient.norm
+
+
+def test_dp_proves_its_gradient_too_and_dropout_is_named_as_what_makes_it_differ() -> None:
+    report = report_here(spec_of(double(25) | {"checkpoint": None}, devices=2, strategy="dp", weights=[3, 2]), 62)
+    assert report.weights is not None
+    assert report.weights.gradient is not None
+    assert report.weights.gradient.difference <= 1e-12 * report.weights.gradient.norm
+    dropping = {**VECTORS, "model": {"ref": "mlp", "args": {"in_features": 5, "out_features": 2, "dropout": 0.5}}}
+    report = report_here(spec_of(dropping, devices=2, strategy="dp", weights=[3, 2]), 100)
+    assert "dropout" in report.notes["weights.gradient"]
