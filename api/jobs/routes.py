@@ -15,6 +15,7 @@ from api.jobs.job_choice import Archived, ChosenJobs, Search
 from api.jobs.list_order import NEWEST, Order
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
 from api.schemas import examples
+from api.schemas.requests import parse_spec
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Plan
 
 _job_service = service_of(JobService)
@@ -60,9 +61,11 @@ async def plan(
 ) -> Response:
     """The predicted split, as JSON or as text. Nothing is created, and the pool's devices are not checked."""
     other = await jobs.read_spec(who, await deps.job_id(against)) if against else None
+    wanted = await jobs.compute(partial(parse_spec, body))
+    history = await jobs.read_row_times(who, wanted)
     if as_text:
-        return responses.text_response(await jobs.compute(partial(plan_service.plan_job_text, body, other)))
-    return responses.json_response(await jobs.compute(partial(plan_service.plan_job, body, other)))
+        return responses.text_response(await jobs.compute(partial(plan_service.plan_job_text, wanted, other, history)))
+    return responses.json_response(await jobs.compute(partial(plan_service.plan_job, wanted, other, history)))
 
 
 @router.get("/v1/jobs", **describe("List jobs", JobList, without_body=(304,), refuses=("malformed_cursor",)))

@@ -31,12 +31,13 @@ from api.jobs.submit_limits import SubmitLimits
 from api.schemas import views
 from api.schemas.requests import parse_cancel, parse_spec, refuse_body
 from jobs import store
+from jobs.model.device_history import RowHistory, find_common_times
 from jobs.model.records import AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, JobState
 from jobs.model.trace_context import JobTrace, TraceContext, trace_job
 from jobs.protocol.names import job_ref
-from jobs.store import JobFilter, JobRowPage
+from jobs.store import AttemptId, JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import (
@@ -56,6 +57,8 @@ from shardyard.contract.responses import AttemptList, CancelledJobs, JobStatus, 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
+#: Devices of a plan whose histories are read.
+MAX_PLANNED_DEVICES = 64
 #: The longest that a status may be waited for.
 MAX_WAIT_SECONDS = 60.0
 #: Requests that wait at once in one process, of one tenant, of each tenant when others hold all, and all of these.
@@ -132,6 +135,18 @@ class JobService:
             NotFound: there is no such job.
         """
         return (await self._records.read_view(who.tenant, job)).spec
+
+    async def read_row_times(self, who: Principal, wanted: JobSpec) -> RowHistory | None:
+        """What a row took on each device that a job would get, in the newest attempt of the caller's tenant that had
+        all of them. Which ones it would get is known where it takes all of its pool."""
+        if not 1 < wanted.all_devices <= MAX_PLANNED_DEVICES:
+            return None
+        nodes = [node for node in (await self._fleet.read_fleet()).nodes if node.pool == wanted.pool]
+        names = [device.name_in_fleet(node.id) for node in nodes for device in node.info.devices]
+        if len(nodes) > 1 or len(names) != wanted.all_devices:
+            return None
+        histories = await self._store.run(store.read_recent_history(names, 0))
+        return find_common_times(histories, lambda ref: AttemptId.parse(ref).tenant == who.tenant)
 
     async def resubmit(
         self, who: Principal, job: str, body: bytes, idempotency_key: str, caller: TraceContext | None = None

@@ -568,6 +568,7 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ShareView": {"pools": "what it has used, by pool"},
     "SignInRequest": {"token": "the text of a token"},
+    "Plan": {"step_ms": "work of the slowest device in a full step, by the history of its pool; null: not known"},
     "SplitWeights": {
         "weights": "weight of each device; null: ranks with unequal last batches are weighed by their rows",
         "source": "spec, measured (before the first step) or checkpoint",

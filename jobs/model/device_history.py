@@ -1,6 +1,6 @@
 """The history of a device, as the control Redis has it: a line for each attempt and each change of its quarantine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -38,6 +38,27 @@ class HistoryLine(DeviceMark, frozen=True, kw_only=True):
     gang: str = ""
     by: str = ""  # of an event: operator | sweep
     quarantine: str = ""
+
+
+class RowHistory(msgspec.Struct, frozen=True):
+    """What a row took on each of some devices in an attempt that had all of them."""
+
+    attempt: str  # its ref
+    row_ms: tuple[float, ...]
+
+
+def find_common_times(histories: Sequence[Sequence[HistoryLine]], is_known: Callable[[str], bool]) -> RowHistory | None:
+    """Of the newest attempt that has left a time for a row on each device. Histories have their newest line first;
+    `is_known` says of an attempt's ref whether it may be looked at."""
+    times = [
+        {line.attempt: line.ms_per_row for line in lines if line.event == "attempt" and line.ms_per_row}
+        for lines in histories
+    ]
+    if not times:
+        return None
+    common = (ref for ref in times[0] if all(ref in one for one in times) and is_known(ref))
+    newest = next(common, None)
+    return None if newest is None else RowHistory(newest, tuple(one[newest] or 0.0 for one in times))
 
 
 class SlowRecord(msgspec.Struct, frozen=True):

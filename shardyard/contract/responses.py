@@ -234,7 +234,8 @@ class AttemptList(Answer, frozen=True):
 
 class Plan(Answer, frozen=True, kw_only=True):
     """The predicted splits of one epoch, in the form of the report. `rows` is the number of rows of the training data;
-    it is None if only the worker can know it, and then `notes` says so."""
+    it is None if only the worker can know it, and then `notes` says so. `step_ms` is what a full step would take on the
+    slowest device, where the history of the pool's devices tells it; `notes` says from which job."""
 
     rows: int | None = None
     batch_size: int | None = None
@@ -242,6 +243,7 @@ class Plan(Answer, frozen=True, kw_only=True):
     patterns: tuple[Pattern, ...] = ()
     findings: list[Finding] = []
     notes: dict[str, str] = {}
+    step_ms: float | None = None
 
 
 # -- files -------------------------------------------------------------------------------------------

@@ -61,3 +61,5 @@ def _header_lines(plan: Plan, job: PlannedJob) -> Iterator[str]:
     if job.nodes > 1:
         devices += f" on each of {job.nodes} nodes, {format_count(job.devices * job.nodes)} together"
     yield f"strategy {job.strategy}, {devices}; {size}, {batch}"
+    if plan.step_ms is not None:
+        yield f"a step would take about {plan.step_ms:.3g} ms on the slowest device: {plan.notes.get('step_ms', '')}"

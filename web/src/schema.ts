@@ -2140,7 +2140,7 @@ export interface components {
         };
         /**
          * Plan
-         * @description The predicted splits of one epoch, in the form of the report. `rows` is the number of rows of the training data; it is None if only the worker can know it, and then `notes` says so.
+         * @description The predicted splits of one epoch, in the form of the report. `rows` is the number of rows of the training data; it is None if only the worker can know it, and then `notes` says so. `step_ms` is what a full step would take on the slowest device, where the history of the pool's devices tells it; `notes` says from which job.
          */
         Plan: {
             /** @description rows */
@@ -2157,6 +2157,8 @@ export interface components {
             notes: {
                 [key: string]: string;
             };
+            /** @description work of the slowest device in a full step, by the history of its pool; null: not known */
+            step_ms: number | null;
         };
         /** PointView */
         PointView: {

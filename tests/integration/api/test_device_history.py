@@ -117,3 +117,34 @@ async def test_who_had_which_device_lately_is_listed_for_all_of_them(api: Api) -
     assert found["since"] < uses["cpu:1"][0]["begun_at"] <= uses["cpu:1"][0]["ended_at"]
     wrong = await api.client.get("/v1/devices/use", params={"hours": 169})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_request")
+
+
+def weighed_spec(weights: list[float] | None, devices: int = 2) -> dict[str, Any]:
+    return {
+        "resources": {"devices": devices},
+        "parallelism": {"strategy": "ddp", **({} if weights is None else {"weights": weights})},
+        "program": {
+            "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
+            "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 25},
+            "loss": {"ref": "cross_entropy"},
+            "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
+        },
+    }
+
+
+async def test_a_plan_for_a_whole_pool_predicts_the_step_from_its_history(api: Api) -> None:
+    api.node(devices=2)
+    assert await step_of(api, weighed_spec([3, 2])) == (None, None)
+    run(api, "first", 2, {0: DeviceMark(None, 0.4), 1: DeviceMark(None, 0.6)})
+    run(api, "theirs", 2, {0: DeviceMark(None, 9.0), 1: DeviceMark(None, 9.0)}, tenant="rival")
+    even, weighed = await step_of(api, weighed_spec(None)), await step_of(api, weighed_spec([3, 2]))
+    assert (even[0], weighed[0]) == pytest.approx((15.0, 12.0))
+    assert "job first" in str(weighed[1])
+    assert (await step_of(api, weighed_spec([1], devices=1)))[0] is None  # which of the two it gets is not known
+    text = await api.client.post("/v1/plan", json=weighed_spec([3, 2]), headers={"Accept": "text/plain"})
+    assert "a step would take about 12 ms on the slowest device" in " ".join(text.text.split())
+
+
+async def step_of(api: Api, spec: dict[str, Any]) -> tuple[float | None, str | None]:
+    plan = (await api.client.post("/v1/plan", json=spec)).json()
+    return plan["step_ms"], plan["notes"].get("step_ms")

@@ -62,6 +62,12 @@ export function PlanView(props: { plan: Plan; apply?: ((changes: readonly Change
           </table>
         </div>
       )}
+      {props.plan.step_ms != null && (
+        <p class="muted">
+          A step would take about {Number(props.plan.step_ms.toPrecision(3))} ms on the slowest device:{" "}
+          {props.plan.notes.step_ms}.
+        </p>
+      )}
       <Findings findings={findings} running={false} apply={props.apply} />
     </div>
   );
