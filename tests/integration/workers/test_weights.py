@@ -57,6 +57,7 @@ def test_weights_that_are_measured_fit_the_devices(service: Service) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_device_that_always_is_slow_may_get_fewer_rows(service: Service) -> None:
     report = unlike(service, None)
     assert report["weights"] is None
