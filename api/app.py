@@ -84,7 +84,7 @@ from api.node_files.service import MAX_UPLOAD_BYTES, NodeFileService
 from api.results import artifact_routes, log_routes, profile_routes, split_routes
 from api.results.profile_service import ProfileService
 from api.results.service import ResultService
-from api.system import dashboard_routes, docs_routes, problem_routes
+from api.system import dashboard_routes, docs_routes, help_routes, problem_routes
 from api.system import routes as system_routes
 from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
@@ -155,6 +155,7 @@ ROUTERS = (
     join_routes.router,
     system_routes.router,
     docs_routes.router,
+    help_routes.router,
     problem_routes.router,
     dashboard_routes.router,
 )

@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr
 
 from api.app import create_app
 from api.http import problems
-from api.system import dashboard_routes, problem_routes
+from api.system import dashboard_routes, help_routes, problem_routes
 from benchmarks.harness import results
 from jobs.model import catalogue, state
 from jobs.model.settings import Settings
@@ -174,6 +174,7 @@ def routes(tmp_path: Path) -> set[tuple[str, str]]:
         for context in iter_route_contexts(app.routes)
         if not (context.path or "").startswith("/docs/")  # what the page at /docs is made of
         and context.original_route not in dashboard_routes.router.routes  # pages for people
+        and context.original_route not in help_routes.router.routes
         for method in (context.methods or set()) - {"HEAD"}
     }
 
