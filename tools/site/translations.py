@@ -15,7 +15,7 @@ from tools.site.pages import ROOT
 
 DOCS = ROOT / "docs"
 #: What is there in both languages.
-TRANSLATED = ("README.md", "start.md")
+TRANSLATED = ("README.md", "start.md", "tutorials/*.md", "how-to/*.md")
 SUFFIX = ".zh.md"
 _STAMP = re.compile(r"\A---\noriginal: (\w+)\n---\n\n?")
 #: What readers see on a page that is behind.
