@@ -19,7 +19,7 @@ TRANSLATED = ("README.md", "start.md", "tutorials/*.md", "how-to/*.md")
 SUFFIX = ".zh.md"
 _STAMP = re.compile(r"\A---\noriginal: (\w+)\n---\n\n?")
 #: What readers see on a page that is behind.
-NOTE = '!!! note "本页的英文原文已有更新"\n    译文可能不是最新的;命令与代码和原文一致。\n\n'
+NOTE = '!!! note "本页的英文原文已有更新"\n    译文可能不是最新的。命令与代码和原文一致。\n\n'
 
 
 def originals() -> list[Path]:
