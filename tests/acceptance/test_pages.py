@@ -1,9 +1,11 @@
 """Everything that tutorials and how-tos tell a reader to type, typed against one service."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from tests.acceptance.page_blocks import Block, missing_lines, read_blocks
 
 pytestmark = pytest.mark.acceptance
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 #: Pages whose blocks are run, and how many of their blocks cannot be run by a test.
 PAGES = {
+    "../README.md": 2,
     "start.md": 2,
     "tutorials/eight-gpus.md": 1,
     "tutorials/read-a-report.md": 0,
@@ -36,10 +40,12 @@ PAGES = {
     "glossary.md": 0,
 }
 #: The beginning of a new job: those whose every command is run in the quick tests.
-QUICK = ("start.md", "tutorials/eight-gpus.md")
+QUICK = ("../README.md", "start.md")
 SECONDS = 240
 #: What the pages call the directory that jobs may read. A test has one of its own.
 DATA = "/srv/data"
+#: Where a service with no options is, and its token.
+ADDRESS, TOKEN_FILE = "http://127.0.0.1:8000", "~/.local/share/shardyard/admin.token"
 #: Runs the cells of a notebook, which are the files that it is given.
 NOTEBOOK = """
 import pathlib, sys
@@ -96,11 +102,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_page_does_what_it_says(page: str, up: Up, project: Path) -> None:
     blocks = read_blocks(DOCS / page)
+    if page == "../README.md":
+        make_checkout(project)
     skipped = [block for block in blocks if block.why_not_run]
     assert len(skipped) == PAGES[page], "say in PAGES how many blocks are not run"
     printed = run_page([block for block in blocks if not block.why_not_run], up, project)
     for block, text in printed:
         assert not list(missing_lines(block.text, text)), text
+
+
+def make_checkout(directory: Path) -> None:
+    """What the README's commands need of a clone in which `make up` has run."""
+    (directory / ".venv").symlink_to(sys.prefix)
+    shutil.copytree(ROOT / "examples", directory / "examples")
+    shutil.copy(ROOT / "pyproject.toml", directory)
 
 
 def run_page(blocks: list[Block], up: Up, project: Path) -> list[tuple[Block, str]]:
@@ -119,7 +134,7 @@ def run_page(blocks: list[Block], up: Up, project: Path) -> list[tuple[Block, st
     if cells:
         script.append(f"python -c '{NOTEBOOK}' {' '.join(map(str, cells))}")
     ran = subprocess.run(
-        ["bash", "-c", "\n".join(script).replace(DATA, str(up.data_dir.parent / DATA.lstrip("/")))],
+        ["bash", "-c", on_this_service("\n".join(script), up)],
         cwd=project,
         env=reader_environment(up, project),
         stdin=subprocess.DEVNULL,
@@ -133,6 +148,16 @@ def run_page(blocks: list[Block], up: Up, project: Path) -> list[tuple[Block, st
     parts = ran.stdout.split("=== block\n")[1:]
     shown = [block for block in blocks if block.is_output]
     return list(zip(shown, outputs_before(blocks, parts), strict=True))
+
+
+def on_this_service(script: str, up: Up) -> str:
+    assert up.client is not None
+    there = {
+        ADDRESS: up.client.url,
+        TOKEN_FILE: str(up.data_dir / "admin.token"),
+        DATA: str(up.data_dir.parent / DATA.lstrip("/")),
+    }
+    return reduce(lambda text, place: text.replace(place, there[place]), there, script)
 
 
 def outputs_before(blocks: list[Block], parts: list[str]) -> Iterator[str]:

@@ -304,7 +304,9 @@ def test_the_defaults_of_settings_are_documented() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_reports_that_are_shown_are_what_their_json_renders_to(document: Path) -> None:
-    for source, shown in re.findall(r"<!-- report: (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL):
+    for source, shown in re.findall(
+        r"<!-- report: (\S+) -->\n```text(?: title=\"prints\")?\n(.*?)```", document.read_text(), re.DOTALL
+    ):
         report = decode_report((ROOT / source).read_bytes())
         rendered = report_text.render_report(report) + report_text.render_report(report, notes=True)
         for piece in shown.split("...\n"):
