@@ -30,6 +30,8 @@ COPY web web
 COPY CHANGELOG.md CONTRIBUTING.md mkdocs.yml ./
 COPY docs docs
 COPY tools tools
+COPY benchmarks benchmarks
+COPY tests/faults/README.md tests/faults/
 COPY locks/docs.txt locks/
 RUN pip install --require-hashes --no-deps --requirement locks/docs.txt && python -m tools.site || rm -rf site
 # The dashboard is built here, with npm from PyPI and packages from the npm registry. Where those cannot be had the image
