@@ -31,7 +31,7 @@ PAGES = {
     "how-to/save-a-model.md": 0,
     "how-to/resume.md": 0,
     "how-to/torchvision-data.md": 4,
-    "how-to/tensorboard-and-wandb.md": 4,
+    "how-to/tensorboard-and-wandb.md": 1,
     "how-to/notebooks.md": 0,
     "how-to/environments.md": 2,
     "how-to/webhooks.md": 3,
