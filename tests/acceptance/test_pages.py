@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,8 +45,8 @@ QUICK = ("../README.md", "start.md")
 SECONDS = 240
 #: What the pages call the directory that jobs may read. A test has one of its own.
 DATA = "/srv/data"
-#: Where a service with no options is, and its token.
-ADDRESS, TOKEN_FILE = "http://127.0.0.1:8000", "~/.local/share/shardyard/admin.token"
+#: Where a service with no options is, and its token; and the port of a receiver.
+ADDRESS, TOKEN_FILE, PORT = "http://127.0.0.1:8000", "~/.local/share/shardyard/admin.token", "8765"
 #: Runs the cells of a notebook, which are the files that it is given.
 NOTEBOOK = """
 import pathlib, sys
@@ -156,8 +157,16 @@ def on_this_service(script: str, up: Up) -> str:
         ADDRESS: up.client.url,
         TOKEN_FILE: str(up.data_dir / "admin.token"),
         DATA: str(up.data_dir.parent / DATA.lstrip("/")),
+        PORT: str(free_port()),
     }
     return reduce(lambda text, place: text.replace(place, there[place]), there, script)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def outputs_before(blocks: list[Block], parts: list[str]) -> Iterator[str]:
