@@ -83,7 +83,7 @@ lint: $(STAMP) ## Check style, types, import rules and generated files
 	$(BIN)/python -m tools.generate_sync_client --check
 	$(BIN)/python -m tools.web_checks
 	$(BIN)/python -m tools.references --check
-	$(BIN)/python -m tools.site
+	$(BIN)/python -m tools.site $(VENV)/site
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix

@@ -30,8 +30,9 @@ class WebBuildHook(BuildHookInterface[Any]):
         if self.target_name == "wheel" and version == "standard":
             # In a checkout a link in the package leads there, and links are in no sdist.
             build_data["force_include"][str(Path(self.root) / "examples" / "jobs")] = "shardyard/examples"
-        if version != "editable":  # from a checkout the service reads `site/` itself
-            take_documents(Path(self.root))
+        site = Path(self.root) / "site"
+        if version != "editable" and (site / "index.html").is_file():  # from a checkout the service reads it itself
+            build_data["force_include"][str(site)] = "api/help"
         self.build_dashboard()
 
     def build_dashboard(self) -> None:
@@ -55,14 +56,6 @@ class WebBuildHook(BuildHookInterface[Any]):
             self.app.display_warning(problem)
             return
         stamp.write_text(wanted)
-
-
-def take_documents(root: Path) -> None:
-    """What makes the site would take longer to install than everything else here, so it is made before."""
-    site, built = root / "site", root / "api" / "help"
-    if (site / "index.html").is_file():
-        shutil.rmtree(built, ignore_errors=True)
-        shutil.copytree(site, built)
 
 
 def digest(sources: Path) -> str:
