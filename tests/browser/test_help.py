@@ -1,4 +1,4 @@
-"""The site of the documents in a browser, as the API serves it: its search, its languages, and its policy."""
+"""The site of the documents in a browser, as the API serves it: its languages and its policy."""
 
 import re
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from api.http.problems import install_handlers
 from api.system import help_routes
@@ -46,20 +46,6 @@ def pages(browser: Browser, site: str) -> Iterator[Pages]:
     page.close()
     # The theme asks for a list of pages beside each page, for its switch of languages, and does without.
     assert [wrong for wrong in pages.wrong if not wrong.endswith("sitemap.xml")] == []
-
-
-def search(page: Page, words: str) -> None:
-    page.locator("input.md-search__input").click()
-    page.locator("input.md-search__input").press_sequentially(words)
-
-
-def test_the_search_finds_a_page_in_english_and_in_chinese(pages: Pages) -> None:
-    page = pages.open("/help/")
-    search(page, "straggler")
-    expect(page.locator(".md-search-result__item").first).to_contain_text("straggler", ignore_case=True)
-    page = pages.open("/help/zh/start/")
-    search(page, "检查点")
-    expect(page.locator(".md-search-result__item", has_text="检查点").first).to_be_visible()
 
 
 def test_the_switch_leads_to_the_same_page_in_the_other_language(pages: Pages) -> None:
