@@ -26,6 +26,14 @@ COPY shardyard shardyard
 # A link inside `shardyard` leads here, and the dashboard has them.
 COPY examples examples
 COPY web web
+# The documents, which the API shows at /help. Where what makes them cannot be had the image has none.
+COPY CHANGELOG.md CONTRIBUTING.md mkdocs.yml ./
+COPY docs docs
+COPY tools tools
+COPY benchmarks benchmarks
+COPY tests/faults/README.md tests/faults/
+COPY locks/docs.txt locks/
+RUN pip install --require-hashes --no-deps --requirement locks/docs.txt && python -m tools.site || rm -rf site
 # The dashboard is built here, with npm from PyPI and packages from the npm registry. Where those cannot be had the image
 # has none, and its start page says so; SHARDYARD_REQUIRE_WEB=1 makes that an error.
 ARG SHARDYARD_REQUIRE_WEB

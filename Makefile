@@ -8,6 +8,7 @@ STAMP  := $(VENV)/.installed
 # A Python that has a CUDA build of torch, for `make gpu-test`.
 GPU_PYTHON ?= $(PYTHON)
 WEB    := $(VENV)/.web
+SITE   := $(VENV)/.site
 # For example: make test ARGS="-k split -x"
 ARGS   ?=
 # How many test files run at a time: on two cores three, since tests wait more than they compute.
@@ -17,7 +18,7 @@ QUICK  := not slow and not gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install web up demo test test-full faults gpu-wheels gpu-test compose-test bench bench-quick release lock lint format clean
+.PHONY: help install web docs up demo test test-full faults gpu-wheels gpu-test compose-test bench bench-quick release lock lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +29,11 @@ web: $(STAMP) ## Build the dashboard again from web/, and fail if that is not po
 	$(PYTHON) -c 'import shutil; shutil.rmtree("api/web", ignore_errors=True)'
 	SHARDYARD_REQUIRE_WEB=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
+docs: $(STAMP) ## Build the site of the documents into site/, and check every link; the service has it at /help
+	@$(BIN)/python -m tools.site
+
 up: $(WEB) ## Start the whole service on this machine (Ctrl-C stops it); ARGS="--devices cpu:4" for virtual devices
+	@$(MAKE) --no-print-directory --silent $(SITE) || echo "the service has no /help: make docs says why" >&2
 	@$(BIN)/shardyard up $(ARGS)
 
 demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, and stop
@@ -63,6 +68,7 @@ bench-quick: $(STAMP) ## The same with few rounds and without Ray, about 2 minut
 	$(BIN)/python -m benchmarks --quick --into $(VENV)/bench-quick $(ARGS)
 
 release: $(STAMP) ## Build sdist, wheel and their list of contents into dist/, and try them in a fresh environment
+	$(BIN)/python -m tools.site >/dev/null
 	$(BIN)/python -m tools.release dist $(ARGS)
 
 lock: $(STAMP) ## Lock the newest versions that pyproject.toml allows, for development and images
@@ -76,6 +82,8 @@ lint: $(STAMP) ## Check style, types, import rules and generated files
 	$(BIN)/python -m workers.training.recipes.generate_catalogue --check
 	$(BIN)/python -m tools.generate_sync_client --check
 	$(BIN)/python -m tools.web_checks
+	$(BIN)/python -m tools.references --check
+	$(BIN)/python -m tools.site $(VENV)/site
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix
@@ -83,7 +91,7 @@ format: $(STAMP) ## Format the code
 	@test ! -x web/node_modules/.bin/biome || (cd web && node_modules/.bin/biome check --write)
 
 clean: ## Remove .venv and all files that tools have created
-	rm -rf $(VENV) api/web web/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) api/web api/help site web/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An older pip, as Python brings it, takes twice as long to find what fits; where there is no newer one, it will do. What
@@ -105,4 +113,9 @@ $(STAMP): pyproject.toml locks/development.txt hatch_build.py web/package-lock.j
 # The dashboard is a part of the package: an installation builds it where its sources have changed.
 $(WEB): $(STAMP) $(shell find web -name node_modules -prune -o -type f -print) $(wildcard examples/jobs/*.json)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# In a checkout the service shows the site that lies there.
+$(SITE): $(STAMP) mkdocs.yml $(shell find docs tools/site examples -type f -not -name '*.pyc') $(wildcard *.md)
+	@$(BIN)/python -m tools.site >/dev/null
 	@touch $@

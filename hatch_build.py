@@ -1,4 +1,5 @@
-"""Builds the dashboard (web/) into the package (api/web/) when the package is built or installed.
+"""Builds the dashboard (web/) into the package (api/web/) when the package is built or installed, and takes the
+documents along (api/help/) where `make docs` has built them.
 
 Without npm on the machine, the build brings its own from PyPI. Where the packages that it needs cannot be had either,
 the installation goes on without a dashboard, and the service's start page says so; SHARDYARD_REQUIRE_WEB=1 makes that
@@ -29,6 +30,12 @@ class WebBuildHook(BuildHookInterface[Any]):
         if self.target_name == "wheel" and version == "standard":
             # In a checkout a link in the package leads there, and links are in no sdist.
             build_data["force_include"][str(Path(self.root) / "examples" / "jobs")] = "shardyard/examples"
+        site = Path(self.root) / "site"
+        if version != "editable" and (site / "index.html").is_file():  # from a checkout the service reads it itself
+            build_data["force_include"][str(site)] = "api/help"
+        self.build_dashboard()
+
+    def build_dashboard(self) -> None:
         sources, built = Path(self.root) / "web", Path(self.root) / "api" / "web"
         if not sources.is_dir():
             return

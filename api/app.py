@@ -85,7 +85,7 @@ from api.results import artifact_routes, gate_routes, log_routes, profile_routes
 from api.results.gate_service import GateService
 from api.results.profile_service import ProfileService
 from api.results.service import ResultService
-from api.system import dashboard_routes, docs_routes, problem_routes
+from api.system import dashboard_routes, docs_routes, help_routes, problem_routes
 from api.system import routes as system_routes
 from api.system.service import SystemService
 from api.webhooks import routes as webhook_routes
@@ -157,6 +157,7 @@ ROUTERS = (
     join_routes.router,
     system_routes.router,
     docs_routes.router,
+    help_routes.router,
     problem_routes.router,
     dashboard_routes.router,
 )

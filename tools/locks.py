@@ -23,10 +23,11 @@ ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "locks"
 #: What a lock holds: the extras of pyproject.toml that its installation has.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "development": ("server", "otel", "s3", "export", "release", "dev"),
+    "development": ("server", "otel", "s3", "export", "release", "docs", "dev"),
     "worker": ("server", "otel", "s3"),
     "api": ("server", "otel", "s3"),
     "client": (),
+    "docs": ("docs",),
 }
 #: What training alone needs, and an image of the API goes without.
 TRAINING = frozenset({"torch", "numpy", "scikit-learn"})

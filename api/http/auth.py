@@ -30,6 +30,7 @@ PUBLIC = frozenset(
         "/docs/start.js",
         "/docs/swagger-ui-bundle.js",
         "/docs/swagger-ui.css",
+        "/help",
         "/v1/sign-in",
         "/v1/sign-in/device",
         "/v1/sign-in/device/token",
@@ -46,8 +47,8 @@ PUBLIC = frozenset(
         "/nodes",
     }
 )
-#: Pages and files of the dashboard: the same for everybody, and without any data.
-PUBLIC_PREFIXES = ("/assets/", "/devices/", "/docs/problems/", "/jobs/")
+#: Pages and files of the dashboard and of the documents: the same for everybody, and without any data.
+PUBLIC_PREFIXES = ("/assets/", "/devices/", "/docs/problems/", "/help/", "/jobs/")
 #: Methods that change nothing; a token that may read may use them.
 SAFE = frozenset({"GET", "HEAD"})
 

@@ -16,6 +16,7 @@ _PAGE = """<!DOCTYPE html>
 <link rel="stylesheet" href="docs/swagger-ui.css">
 </head>
 <body>
+<p class="swagger-ui wrapper"><a href="help/">The documents: tutorials, how-tos and reference</a></p>
 <div id="page"></div>
 <script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/start.js"></script>

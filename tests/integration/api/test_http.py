@@ -22,6 +22,7 @@ GETS = (
     "/readyz",
     "/openapi.json",
     "/docs",
+    "/help/",
     "/",
     "/metrics",
     "/v1/jobs",
@@ -104,7 +105,7 @@ async def test_a_parameter_that_the_route_does_not_have_is_refused(api: Api, pat
 
 
 async def test_pages_and_identity_providers_may_add_parameters(api: Api) -> None:
-    for path in ("/?state=running", "/compare?jobs=a,b", "/healthz?probe=7", "/docs?x=1"):
+    for path in ("/?state=running", "/compare?jobs=a,b", "/healthz?probe=7", "/docs?x=1", "/help/?h=rows"):
         assert (await api.client.get(path)).status_code == 200, path
     answer = await api.client.get("/v1/sign-in/oidc/callback?state=x&code=y&session_state=z&iss=w")
     assert "errors" not in answer.text

@@ -73,6 +73,10 @@ export function Keys() {
           ])}
         </dl>
         <p>
+          <a href="/help/" target="_blank" rel="noopener">
+            The documents
+          </a>{" "}
+          ·{" "}
           <a href="/docs" target="_blank" rel="noopener">
             The HTTP API
           </a>{" "}

@@ -63,7 +63,7 @@ def test_a_principal_without_the_scope_is_refused() -> None:
 
 
 def test_only_health_sign_in_and_pages_without_data_are_public() -> None:
-    page = {"/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"}
+    page = {"/help", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"}
     dashboard = {"/", "/sign-in", "/submit", "/compare", "/groups", "/nodes", "/quota", "/webhooks"}
     sign_ins = {f"/v1/sign-in{rest}" for rest in ("", "/oidc", "/oidc/callback", "/device", "/device/token")}
     always = {"/healthz", "/readyz", "/openapi.json", "/v1/sign-out"}
