@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from shardyard.cli.common import make_console, print_json
-from shardyard.contract.groups import GroupSummary
 from shardyard.formatting import count_noun
 
 if TYPE_CHECKING:
     from shardyard.client import Client
     from shardyard.client.transport import HttpCall
+    from shardyard.contract.groups import GroupSummary
 
 #: Between two looks at a group.
 POLL_SECONDS = 0.5
 
 
-def print_started(group: GroupSummary) -> None:
+def print_started(group: "GroupSummary") -> None:
     """A new group: in words in a terminal, its id alone in a pipe."""
     if sys.stdout.isatty():
         make_console().print(f"{group.name}: {count_noun(group.jobs, 'job')}, {group.id}", markup=False)
@@ -47,7 +47,7 @@ def follow_group(client: "Client", kind: str, group: str, *, as_json: bool = Fal
         raise typer.Exit(1)
 
 
-def describe_progress(group: GroupSummary) -> str:
+def describe_progress(group: "GroupSummary") -> str:
     ended = sum(count for state, count in group.counts.items() if state not in ("queued", "starting", "running"))
     failed = group.counts.get("failed", 0)
     words = f"{group.name}: {group.state}, {ended} of {count_noun(group.jobs, 'job')} ended"

@@ -22,11 +22,11 @@ from shardyard.cli.common import (
 from shardyard.cli.framework.commands import make_app
 from shardyard.cli.groups.follow import describe_progress, follow_group, print_report
 from shardyard.contract.errors import NotFound
-from shardyard.contract.groups import Comparison, GroupSummary, Sweep
 
 if TYPE_CHECKING:
     from shardyard.client import Client
     from shardyard.client.transport import HttpCall
+    from shardyard.contract.groups import Comparison, GroupSummary, Sweep
 
 T = TypeVar("T")
 app = make_app(help="Comparisons and sweeps: groups of jobs.", no_args_is_help=True)
@@ -62,6 +62,7 @@ def show_command(
 ) -> None:
     """Show the jobs of a comparison or a sweep."""
     from shardyard.client.groups import endpoints
+    from shardyard.contract.groups import Comparison
 
     with connect_client(url, token) as client:
         kind, found = find_group(client, group)
@@ -82,7 +83,9 @@ def show_command(
     return None
 
 
-def _jobs_of(found: Comparison | Sweep) -> list[tuple[int, str, Any]]:
+def _jobs_of(found: "Comparison | Sweep") -> list[tuple[int, str, Any]]:
+    from shardyard.contract.groups import Comparison
+
     if isinstance(found, Comparison):
         return [(one.number, f"{one.strategy} on {one.devices}", one) for one in found.variants]
     return [
@@ -143,7 +146,7 @@ def cancel_command(
     return make_console().print(describe_progress(found), markup=False, highlight=False)
 
 
-def find_group(client: "Client", group: str) -> tuple[str, Comparison | Sweep]:
+def find_group(client: "Client", group: str) -> "tuple[str, Comparison | Sweep]":
     """Its kind, and what it is. Raises NotFound."""
     from shardyard.client.groups import endpoints
 

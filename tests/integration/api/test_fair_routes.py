@@ -108,6 +108,7 @@ PLAIN = frozenset(
         *("GET /v1/comparisons", "GET /v1/comparisons/{comparison}", "GET /v1/comparisons/{comparison}/report"),
         *("GET /v1/sweeps", "GET /v1/sweeps/{sweep}", "GET /v1/sweeps/{sweep}/report"),
         *("GET /v1/jobs/columns", "GET /docs/problems", "GET /docs/problems/{code}"),
+        *("GET /help", "GET /help/{path:path}"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),
         *(
             "GET /compare",

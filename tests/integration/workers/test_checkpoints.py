@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 EVERY, STEPS = 20, 60
 #: Of a report: what no two runs have in common.
 TIMES = re.compile(
-    r"^node$|_ms|^ms_|seconds|_at$|per_second|memory|attempt|job|resumed|hardware|slow|straggl|balance|load|what_if|verdict"
+    r"^node$|_ms|^ms_|seconds|_at$|per_second|memory|attempt|job|resumed|hardware|slow|straggl|balance|load|what_if|verdict|step_times"
 )
 
 
