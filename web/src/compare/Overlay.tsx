@@ -20,7 +20,7 @@ export function Overlay(props: { runs: readonly Run[] }) {
   const [names, setNames] = useState<string[] | null>(null);
   const [shown, setShown] = useState(SHOWN);
   const [look, setLook] = useState<Look>({ log: false, axis: "step", smoothing: 0 });
-  const key = runs.map((run) => run.job.id).join();
+  const key = runs.map((run) => `${run.job.id} ${run.job.state}`).join(); // one that has ended has all of its points
   useEffect(() => {
     let over = false;
     const ask = (run: Run) =>

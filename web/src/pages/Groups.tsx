@@ -217,8 +217,9 @@ function Jobs(props: { shown: Shown }) {
 /** Of the first jobs of the table that have begun: as many as can be told apart. */
 function Curves(props: { rows: readonly Row[] }) {
   const [runs, setRuns] = useState<readonly Run[]>([]);
-  const ids = props.rows.filter((row) => row.state !== "queued" && row.state !== "deleted").map((row) => row.job);
-  const key = ids.slice(0, MOST_COMPARED).join();
+  const begun = props.rows.filter((row) => row.state !== "queued" && row.state !== "deleted").slice(0, MOST_COMPARED);
+  const key = begun.map((row) => row.job).join();
+  const states = begun.map((row) => row.state).join(); // a job that has ended has more points than while it ran
   useEffect(() => {
     let over = false;
     if (key)
@@ -229,7 +230,7 @@ function Curves(props: { rows: readonly Row[] }) {
     return () => {
       over = true;
     };
-  }, [key]);
+  }, [key, states]);
   if (!runs.length) return null;
   return (
     <section class="panel below">
