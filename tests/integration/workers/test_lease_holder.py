@@ -32,6 +32,8 @@ DEADLINE_SECONDS = 60.0
 NEVER = 3600.0
 #: No end of these tests is left untold.
 NOWHERE = Path("/nowhere/untold.json")
+#: Whose threads are to end with the test: they would say in others' output that their server is away.
+_beating: list[LeaseHolder] = []
 
 
 @pytest.fixture
@@ -45,7 +47,14 @@ def world(server: RedisServer) -> Iterator[World]:
     world = World(server.url)
     world.node()
     yield world
+    while _beating:
+        end_threads(_beating.pop())
     world.store.close()
+
+
+def end_threads(line: LeaseHolder) -> None:
+    line._closed.set()
+    line._requests.put(None)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +80,7 @@ def claimed(world: World, server: RedisServer, heartbeat_seconds: float = NEVER)
     assert job in world.dispatch()
     attempt = world.attempt(job)
     line = LeaseHolder(RedisStore.from_url(server.url), attempt, "n1", heartbeat_seconds)
+    _beating.append(line)
     assert line.claim().granted
     until(lambda: line._is_subscribed and listeners(world), "it hears")
     if heartbeat_seconds == NEVER:
@@ -229,7 +239,10 @@ def parts_of_a_gang(world: World, server: RedisServer, heartbeat_seconds: float 
     job = world.submit(nodes=2)
     assert job in world.dispatch()
     nodes = [place.node for place in world.job(job).placement]
-    return [LeaseHolder(RedisStore.from_url(server.url), world.attempt(job), node, heartbeat_seconds) for node in nodes]
+    attempt = world.attempt(job)
+    lines = [LeaseHolder(RedisStore.from_url(server.url), attempt, node, heartbeat_seconds) for node in nodes]
+    _beating.extend(lines)
+    return lines
 
 
 def never() -> bool:
