@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.groups.measures import Measures
+from api.groups.measures import JobMeasures
 from api.groups.windows import WARM_UP_STEPS, are_alike, measure_throughput
 from shardyard.contract.groups import Comparison, ComparisonReport, Recommendation, Variant, VariantResult
 from shardyard.contract.report import Report
 from shardyard.formatting import count_noun
 
 
-def make_report(found: Comparison, measures: Sequence[Measures]) -> ComparisonReport:
+def make_report(found: Comparison, measures: Sequence[JobMeasures]) -> ComparisonReport:
     """`measures` are in the order of the variants."""
     measured = [
         _measure_variant(variant, one, found.global_batch_size)
@@ -35,7 +35,7 @@ def make_report(found: Comparison, measures: Sequence[Measures]) -> ComparisonRe
     )
 
 
-def _measure_variant(variant: Variant, measures: Measures, rows: int) -> VariantResult:
+def _measure_variant(variant: Variant, measures: JobMeasures, rows: int) -> VariantResult:
     known = msgspec.structs.asdict(variant)
     report, throughput = measures.report, measure_throughput(measures.ends, rows)
     rate = throughput.rows_per_second if throughput is not None else None
@@ -139,7 +139,7 @@ def _price(best: VariantResult, ranked: Sequence[VariantResult]) -> str:
     return f"{words}; {describe(cheapest)} needs the least, {cheapest.device_seconds:.3g}"
 
 
-def _notes(results: Sequence[VariantResult], measures: Sequence[Measures]) -> list[str]:
+def _notes(results: Sequence[VariantResult], measures: Sequence[JobMeasures]) -> list[str]:
     notes = []
     if not any(one.devices == 1 for one in results):
         notes.append("no variant has one device, so efficiency is not known; compare with --devices 1 as well")

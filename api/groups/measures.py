@@ -33,7 +33,7 @@ MAX_CURVE_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class JobMeasures:
     """Of one job; a job that is deleted has no record. `ends` are steps with the times at which they had ended."""
 
     record: JobRecord | None
@@ -73,25 +73,25 @@ class MeasureReader:
         self._records = records
         self._results = results
         self._fleet = fleet
-        self._ended: OrderedDict[tuple[str, str, int], Measures] = OrderedDict()
+        self._ended: OrderedDict[tuple[str, str, int], JobMeasures] = OrderedDict()
 
-    async def read_all(self, who: Principal, children: Sequence[Child]) -> list[Measures]:
+    async def read_all(self, who: Principal, children: Sequence[Child]) -> list[JobMeasures]:
         """In the order of the children."""
         slots = asyncio.Semaphore(READ_AT_ONCE)
 
-        async def read(child: Child) -> Measures:
+        async def read(child: Child) -> JobMeasures:
             async with slots:
                 return await self._read_job(who, child.job)
 
         return list(await asyncio.gather(*map(read, children)))
 
-    async def _read_job(self, who: Principal, job: str) -> Measures:
+    async def _read_job(self, who: Principal, job: str) -> JobMeasures:
         try:
             record = (await self._records.read_view(who.tenant, job)).record
         except (NotFound, UnreadableSpec):
-            return Measures(None)
+            return JobMeasures(None)
         if record.state is JobState.QUEUED or not record.attempt:
-            return Measures(record)
+            return JobMeasures(record)
         key = (who.tenant, job, record.version)
         if key in self._ended:
             self._ended.move_to_end(key)
@@ -103,7 +103,7 @@ class MeasureReader:
                 self._ended.popitem(last=False)
         return found
 
-    async def _read_files(self, who: Principal, record: JobRecord) -> Measures:
+    async def _read_files(self, who: Principal, record: JobRecord) -> JobMeasures:
         try:
             report: Report | None = _shorten(await self._results.read_splits(who, record.id, None, None))
         except NotFound:
@@ -112,7 +112,7 @@ class MeasureReader:
         series = (await self._results.read_metrics(who, record.id, None, query)).series
         facts = await self._fleet.read_facts()
         placement = views.placement_views(record.placement, facts, record.strategy)
-        return Measures(record, report, _step_ends(series), _read_curve(series), placement)
+        return JobMeasures(record, report, _step_ends(series), _read_curve(series), placement)
 
 
 def _shorten(report: Report) -> Report:

@@ -289,7 +289,7 @@ def _job_fields(job: _Job) -> dict[str, Any]:
     }
 
 
-def summary(found: groups.GroupSummary) -> GroupSummary:
+def summary(found: groups.CountedGroup) -> GroupSummary:
     states = [str(state) for state, count in found.counts.items() for _ in range(count)]
     return GroupSummary(**summary_fields(found.record, states))
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.groups.measures import Measures
+from api.groups.measures import JobMeasures
 from shardyard.contract.groups import Sweep, SweepReport, Trial, TrialResult
 
 
-def make_report(found: Sweep, measures: Sequence[Measures]) -> SweepReport:
+def make_report(found: Sweep, measures: Sequence[JobMeasures]) -> SweepReport:
     """`measures` are in the order of the trials."""
     results = [_measure_trial(trial, one, found.metric) for trial, one in zip(found.trials, measures, strict=True)]
     paths = list(dict.fromkeys(path for trial in found.trials for path in trial.values))
@@ -32,7 +32,7 @@ def make_report(found: Sweep, measures: Sequence[Measures]) -> SweepReport:
     )
 
 
-def _measure_trial(trial: Trial, measures: Measures, metric: str) -> TrialResult:
+def _measure_trial(trial: Trial, measures: JobMeasures, metric: str) -> TrialResult:
     return TrialResult(
         **msgspec.structs.asdict(trial),
         value=measures.read_metric(metric),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class RowWeights:
+class WeighedRows:
     """`ratio` is the weight of a row where there are fewest over that of a row where there are most. `misplaced` is the
     share of the gradient's weight that is on other rows than in the mean over all rows."""
 
@@ -23,9 +23,9 @@ class RowWeights:
         }
 
 
-def weigh_rows(counts: Sequence[int]) -> RowWeights:
+def weigh_rows(counts: Sequence[int]) -> WeighedRows:
     """Of devices with so many rows each; one that has none takes no part."""
     taking_part = [count for count in counts if count]
     rows, even = sum(taking_part), 1 / len(taking_part)
     misplaced = sum(abs(even - count / rows) for count in taking_part) / 2
-    return RowWeights(tuple(counts), max(taking_part) / min(taking_part), misplaced)
+    return WeighedRows(tuple(counts), max(taking_part) / min(taking_part), misplaced)

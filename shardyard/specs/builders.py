@@ -139,7 +139,7 @@ class Recipe(TrainingOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptOptions(JobOptions):
+class ScriptJobOptions(JobOptions):
     """How a script runs, and which of its files are sent and kept."""
 
     env: Mapping[str, str] | None = None
@@ -152,7 +152,7 @@ class ScriptOptions(JobOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script(ScriptOptions):
+class Script(ScriptJobOptions):
     """A program of your own: a file, whose directory is sent with it, or a directory in which `entrypoint` says what
     runs. `client.submit` packs and uploads it.
 

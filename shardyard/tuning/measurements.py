@@ -14,7 +14,7 @@ UNSURE = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TuningTrial:
     """One short run. `rates` are rows per second in windows of its steps; `steps` those that were done. `problem`:
     "out_of_memory", or what else went wrong; "" if it was measured."""
 
@@ -40,7 +40,7 @@ def read_rates(report: Report) -> tuple[float, ...]:
     return rates or ((report.rows_per_second,) if report.rows_per_second else ())
 
 
-def estimate(trials: Sequence[Trial]) -> Interval | None:
+def estimate(trials: Sequence[TuningTrial]) -> Interval | None:
     """Rows per second of a candidate, from all of its trials; None if none was measured."""
     rates = [rate for trial in trials for rate in trial.rates]
     if not rates:

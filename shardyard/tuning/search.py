@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardyard.contract.measuring.intervals import Interval
 from shardyard.tuning.candidates import Arm, Candidate, SearchSpace
-from shardyard.tuning.measurements import Trial, estimate
+from shardyard.tuning.measurements import TuningTrial, estimate
 
 #: Of the shortest run: ten warm-up steps, a window of ten, and a few that are not timed.
 MIN_STEPS = 25
@@ -22,7 +22,7 @@ FIRST_PART = 0.5
 AS_FAST = 0.98
 
 #: Runs a candidate for so many steps.
-Runner = Callable[[Candidate, int], Trial]
+Runner = Callable[[Candidate, int], TuningTrial]
 
 
 class BudgetTooSmall(ValueError):
@@ -49,7 +49,7 @@ class Search:
     space: SearchSpace
     budget: int
     run: Runner
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TuningTrial] = field(default_factory=list)
 
     @property
     def left(self) -> int:
@@ -93,7 +93,7 @@ class Search:
         found = {trial.candidate: estimate(self._trials_of(trial.candidate)) for trial in self.trials}
         return {candidate: rate for candidate, rate in found.items() if rate is not None}
 
-    def _trials_of(self, candidate: Candidate) -> list[Trial]:
+    def _trials_of(self, candidate: Candidate) -> list[TuningTrial]:
         return [trial for trial in self.trials if trial.candidate == candidate]
 
     def _next_round(self) -> list[Candidate]:

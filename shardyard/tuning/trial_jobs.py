@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardyard.contract.errors import InvalidRequest, NotFound, ShardyardError
 from shardyard.tuning.candidates import Candidate
-from shardyard.tuning.measurements import Trial, read_rates
+from shardyard.tuning.measurements import TuningTrial, read_rates
 from shardyard.tuning.variants import make_trial_spec
 
 if TYPE_CHECKING:
@@ -21,19 +21,19 @@ class TrialJobs:
     client: "Client"
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
-    ended: Callable[[Trial], object]
+    ended: Callable[[TuningTrial], object]
 
-    def run(self, candidate: Candidate, steps: int) -> Trial:
+    def run(self, candidate: Candidate, steps: int) -> TuningTrial:
         """A job of so many steps, which is cancelled if the search is interrupted."""
         trial = self._run(candidate, steps)
         self.ended(trial)
         return trial
 
-    def _run(self, candidate: Candidate, steps: int) -> Trial:
+    def _run(self, candidate: Candidate, steps: int) -> TuningTrial:
         try:
             job = self.client.submit(make_trial_spec(self.spec, candidate, steps, self.labels))
         except InvalidRequest as error:
-            return Trial(candidate, 0, problem=_describe_refusal(error))
+            return TuningTrial(candidate, 0, problem=_describe_refusal(error))
         try:
             job.wait(check=False)
         except BaseException:
@@ -46,7 +46,7 @@ class TrialJobs:
             job.cancel()
 
 
-def read_trial(job: "Job", candidate: Candidate) -> Trial:
+def read_trial(job: "Job", candidate: Candidate) -> TuningTrial:
     """What a job that has ended says."""
     status = job.status
     try:
@@ -55,10 +55,10 @@ def read_trial(job: "Job", candidate: Candidate) -> Trial:
         report = None
     steps = max((device.steps for device in report.per_device), default=0) if report is not None else 0
     if status.state != "succeeded":
-        return Trial(candidate, steps, problem=_describe_end(job), job=job.id)
+        return TuningTrial(candidate, steps, problem=_describe_end(job), job=job.id)
     rates = read_rates(report) if report is not None else ()
     problem = "" if rates else "its report has no times of steps"
-    return Trial(candidate, steps, rates, problem, job.id)
+    return TuningTrial(candidate, steps, rates, problem, job.id)
 
 
 def _describe_end(job: "Job") -> str:

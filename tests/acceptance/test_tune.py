@@ -13,7 +13,7 @@ import pytest
 
 from shardyard import Client
 from shardyard.tuning.candidates import Candidate
-from shardyard.tuning.measurements import Trial
+from shardyard.tuning.measurements import TuningTrial
 from shardyard.tuning.trial_jobs import TrialJobs
 from shardyard.tuning.variants import make_space
 from tests.acceptance.harness import Up
@@ -88,7 +88,7 @@ def run_all(client: Client, spec: dict[str, Any]) -> dict[Candidate, float]:
     """Rows per second of every candidate."""
     jobs = TrialJobs(client, spec, {"exhaustive": "yes"}, lambda trial: None)
     space = make_space(spec, STRATEGIES, DEVICES, SIZES)
-    trials: list[Trial] = [jobs.run(candidate, STEPS) for candidate in space.spread(len(SIZES))]
+    trials: list[TuningTrial] = [jobs.run(candidate, STEPS) for candidate in space.spread(len(SIZES))]
     assert [trial.problem for trial in trials if trial.problem] == []
     return {trial.candidate: median(trial.rates) for trial in trials}
 

@@ -106,7 +106,7 @@ def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None =
     if isinstance(loss, nn.Module):
         loss.to(strategy.device)
     if untouched is not None and spec.parallelism.weights is not None:
-        trial = weighing.Trial(spec, context, dataset, untouched, loss)
+        trial = weighing.SpeedTrial(spec, context, dataset, untouched, loss)
         spec = weighing.settle_weights(trial, strategy, None if saved is None else saved.weights)
     prepared = TrainingRun(program, context, strategy, build_loader(spec, context, dataset), loss, weights=spec.weights)
     if untouched is not None and program.mode == "train":

@@ -33,7 +33,7 @@ SAME = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SpeedTrial:
     """What is run on each device: `model` is a copy, which may be changed."""
 
     spec: JobSpec
@@ -43,7 +43,7 @@ class Trial:
     loss: Loss | None
 
 
-def settle_weights(trial: Trial, strategy: PlacedModel, saved: Sequence[float] | None) -> JobSpec:
+def settle_weights(trial: SpeedTrial, strategy: PlacedModel, saved: Sequence[float] | None) -> JobSpec:
     """The spec with the weights that this run has, which are put into effect. `saved` are those of the run that is
     resumed: it goes on with them. All ranks call it together."""
     spec, context = trial.spec, trial.context
@@ -55,7 +55,7 @@ def settle_weights(trial: Trial, strategy: PlacedModel, saved: Sequence[float] |
     return spec.model_copy(update={"parallelism": how})
 
 
-def _find_weights(trial: Trial, strategy: PlacedModel, saved: Sequence[float] | None) -> RowWeights:
+def _find_weights(trial: SpeedTrial, strategy: PlacedModel, saved: Sequence[float] | None) -> RowWeights:
     spec, context = trial.spec, trial.context
     if spec.weights is not None:
         return RowWeights(spec.weights, "spec")
@@ -69,7 +69,7 @@ def _find_weights(trial: Trial, strategy: PlacedModel, saved: Sequence[float] | 
     return RowWeights(choose_weights(known), "measured", tuple(known))
 
 
-def measure_rows(trial: Trial) -> list[float]:
+def measure_rows(trial: SpeedTrial) -> list[float]:
     """Milliseconds of a row on each device of this rank.
 
     Raises:
@@ -101,7 +101,7 @@ def _load_rows(dataset: Dataset[Any], rows: int) -> Any:
     return collate_rows(get_all(list(range(rows))) if get_all else [dataset[row] for row in range(rows)])
 
 
-def _time_batches(trial: Trial, device: RankDevice, batch: Any) -> float:
+def _time_batches(trial: SpeedTrial, device: RankDevice, batch: Any) -> float:
     """Milliseconds of a batch on a device: the median of some."""
     where = torch.device("cuda", device.position) if device.kind == "cuda" else torch.device("cpu")
     inputs, target = split_pair(move_tensors(batch, where))
@@ -121,7 +121,7 @@ def _time_batches(trial: Trial, device: RankDevice, batch: Any) -> float:
     return median(times[NOT_COUNTED:])
 
 
-def _train_on(trial: Trial, call: Callable[..., Any], inputs: Any, target: Any, where: torch.device) -> None:
+def _train_on(trial: SpeedTrial, call: Callable[..., Any], inputs: Any, target: Any, where: torch.device) -> None:
     precision = trial.spec.recipe.precision
     cast_to = nullcontext() if precision == "float32" else torch.autocast(where.type, dtype=getattr(torch, precision))
     if trial.spec.recipe.mode == "forward":

@@ -76,7 +76,7 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSummary:
+class CountedGroup:
     """A group with how many of its jobs, as far as they are not archived, are in each state."""
 
     record: GroupRecord
@@ -85,7 +85,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupPage:
-    groups: tuple[GroupSummary, ...]
+    groups: tuple[CountedGroup, ...]
     next_id: str | None  # pass it as `after` for the next page; None at the end
 
 
@@ -213,7 +213,7 @@ def list_groups(tenant: str, kind: GroupKind, *, after: str = "", limit: int = M
     def decode(reply: Sequence[Any]) -> GroupPage:
         next_id, *groups = reply
         found = tuple(
-            GroupSummary(
+            CountedGroup(
                 _read_record(group.decode(), fields),
                 {JobState(state.decode()): count for state, count in zip(counts[::2], counts[1::2], strict=True)},
             )

@@ -16,7 +16,7 @@ from shardyard.contract.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardyard.tuning.measurements import Trial
+    from shardyard.tuning.measurements import TuningTrial
     from shardyard.tuning.search import Choice, Search
 
 DEFAULT_STEPS = 300
@@ -108,7 +108,7 @@ def _numbers(given: str | None, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _print_trial(out: "Console", trial: "Trial", wanted: bool) -> None:
+def _print_trial(out: "Console", trial: "TuningTrial", wanted: bool) -> None:
     from statistics import median
 
     if wanted:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from shardyard.tuning.candidates import Arm, Candidate, SearchSpace
-from shardyard.tuning.measurements import OUT_OF_MEMORY, Trial, estimate
+from shardyard.tuning.measurements import OUT_OF_MEMORY, TuningTrial, estimate
 from shardyard.tuning.search import MIN_STEPS, BudgetTooSmall, NothingMeasured, Search
 
 SINGLE, DDP, DP, FSDP = (Arm(name, 1 if name == "single" else 4) for name in ("single", "ddp", "dp", "fsdp"))
@@ -43,14 +43,14 @@ class Simulation:
         anyway, per_row = self._model[candidate.arm]
         return 1000 * candidate.rows / (anyway + per_row * candidate.rows)
 
-    def run(self, candidate: Candidate, steps: int) -> Trial:
+    def run(self, candidate: Candidate, steps: int) -> TuningTrial:
         """A run is off by half of what a window is, all of it together."""
         if candidate.rows / candidate.arm.devices > self._limit:
-            return Trial(candidate, 0, problem=OUT_OF_MEMORY)
+            return TuningTrial(candidate, 0, problem=OUT_OF_MEMORY)
         of_run = self.rate(candidate) * math.exp(self._rng.gauss(0, self._noise / 2))
         windows = max(1, (steps - 10) // 10)
         rates = [of_run * math.exp(self._rng.gauss(0, self._noise)) for _ in range(windows)]
-        return Trial(candidate, steps, tuple(rates))
+        return TuningTrial(candidate, steps, tuple(rates))
 
     def best(self, searched: SearchSpace) -> float:
         every = [Candidate(arm, rows) for arm, sizes in searched.sizes.items() for rows in sizes]
@@ -114,8 +114,8 @@ def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
 
 
 def test_where_nothing_runs_every_problem_is_told() -> None:
-    def fails(candidate: Candidate, steps: int) -> Trial:
-        return Trial(candidate, 3, problem=f"rank 0: ValueError on {candidate.arm.devices}")
+    def fails(candidate: Candidate, steps: int) -> TuningTrial:
+        return TuningTrial(candidate, 3, problem=f"rank 0: ValueError on {candidate.arm.devices}")
 
     with pytest.raises(NothingMeasured, match=r"single on 1, 512 rows a step: rank 0: ValueError on 1; ddp on 4"):
         Search(space({SINGLE: 0, DDP: 0}), 100, fails).find()
@@ -125,19 +125,19 @@ def test_a_failure_of_one_arm_does_not_end_the_search() -> None:
     model = {SINGLE: (4.0, 0.1), DDP: (9.0, 0.03)}
     simulation = Simulation(model, 2)
 
-    def run(candidate: Candidate, steps: int) -> Trial:
+    def run(candidate: Candidate, steps: int) -> TuningTrial:
         failed = candidate.arm == DDP
-        return Trial(candidate, 1, problem="rank 1: boom") if failed else simulation.run(candidate, steps)
+        return TuningTrial(candidate, 1, problem="rank 1: boom") if failed else simulation.run(candidate, steps)
 
     assert Search(space(model), 300, run).find().chosen.arm == SINGLE
 
 
 def test_few_windows_leave_an_estimate_unsure() -> None:
     candidate = Candidate(SINGLE, 32)
-    few = estimate([Trial(candidate, MIN_STEPS, (100.0,))])
-    many = estimate([Trial(candidate, 120, (100.0, 101.0, 99.0, 100.5) * 3)])
+    few = estimate([TuningTrial(candidate, MIN_STEPS, (100.0,))])
+    many = estimate([TuningTrial(candidate, 120, (100.0, 101.0, 99.0, 100.5) * 3)])
     assert few is not None
     assert many is not None
     assert (few.low, few.estimate, few.high) == (90.0, 100.0, 110.0)
     assert 99 < many.low < many.high < 101
-    assert estimate([Trial(candidate, 0, problem=OUT_OF_MEMORY)]) is None
+    assert estimate([TuningTrial(candidate, 0, problem=OUT_OF_MEMORY)]) is None
