@@ -1,7 +1,8 @@
 """Reads what a cgroup says of its limits: whether the kernel has killed for memory, or refused a process.
 
 Version 2 has all files in one directory, version 1 those of memory and of processes in two. A cgroup enforces its
-limits itself; this only finds out that it did, so that the attempt ends with the reason.
+limits itself; this only finds out that it did, so that the attempt ends with the reason. A cgroup is made for one
+attempt, so whatever it counts is of this one: ranks may have hit a limit before anything here looks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,6 @@ class _WatchedCounter:
     directory: Path
     counter: CgroupCounter
     allowed: int
-    hits: int  # before this attempt
 
     @property
     def _has_peak(self) -> bool:
@@ -49,7 +49,7 @@ class _WatchedCounter:
         return (self.directory / self.counter.used[0]).exists()
 
     def find_breach(self) -> LimitBreach | None:
-        if _read_hits(self.directory, self.counter) <= self.hits:
+        if not _read_words(self.directory / self.counter.events).get(self.counter.word, 0):
             return None
         used = _read_first(self.directory, self.counter.used)
         if self.counter.limit == "memory" and self._has_peak and used < NEARLY * self.allowed:
@@ -63,7 +63,7 @@ class CgroupMeter:
     def __init__(self, limits: AttemptLimits, directories: Sequence[Path]) -> None:
         allowed = {"memory": limits.memory_bytes, "processes": limits.processes}
         self._counters = [
-            _WatchedCounter(directory, counter, allowed[counter.limit], _read_hits(directory, counter))
+            _WatchedCounter(directory, counter, allowed[counter.limit])
             for directory in directories
             for counter in COUNTERS
             if (directory / counter.file).exists()
@@ -83,10 +83,6 @@ class CgroupMeter:
 
     def close(self) -> None:
         pass
-
-
-def _read_hits(directory: Path, counter: CgroupCounter) -> int:
-    return _read_words(directory / counter.events).get(counter.word, 0)
 
 
 def _read_words(file: Path) -> Mapping[str, int]:

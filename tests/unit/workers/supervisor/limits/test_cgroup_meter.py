@@ -30,17 +30,22 @@ def write(directory: Path, files: dict[str, str], hits: int) -> Path:
 
 
 @pytest.mark.parametrize("version", MEMORY)
-def test_what_was_hit_since_the_beginning_is_a_breach(version: str, tmp_path: Path) -> None:
-    memory = write(tmp_path / "memory", MEMORY[version], 3)  # of an earlier attempt
-    processes = write(tmp_path / "pids", PROCESSES, 3)
+def test_a_limit_that_was_hit_is_a_breach(version: str, tmp_path: Path) -> None:
+    memory = write(tmp_path / "memory", MEMORY[version], 0)
+    processes = write(tmp_path / "pids", PROCESSES, 0)
     meter, other = CgroupMeter(LIMITS, [memory, processes]), CgroupMeter(LIMITS, [processes])
     assert meter.watched == {"memory", "processes"}
     assert other.watched == {"processes"}
     assert meter.check(0.0) is other.check(0.0) is None
-    write(processes, PROCESSES, 4)
+    write(processes, PROCESSES, 1)
     assert meter.check(1.0) == other.check(1.0) == LimitBreach("processes", 20, 20)
-    write(memory, MEMORY[version], 4)
+    write(memory, MEMORY[version], 1)
     assert meter.check(2.0) == LimitBreach("memory", 1004, 1000)
+
+
+def test_a_limit_that_was_hit_before_anyone_looked_is_a_breach_too(tmp_path: Path) -> None:
+    processes = write(tmp_path / "pids", PROCESSES, 7)
+    assert CgroupMeter(LIMITS, [processes]).check(0.0) == LimitBreach("processes", 20, 20)
 
 
 def test_version_2_has_all_files_in_one_directory(tmp_path: Path) -> None:
