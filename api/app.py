@@ -193,11 +193,11 @@ def create_app(settings: Settings) -> FastAPI:
     storage = open_storage(settings)
     audit_log = AuditLog(storage.audit)
     framework = HeadMiddleware(CompressionMiddleware(TagMiddleware(app.build_middleware_stack())))
-    polls = StatusPollMiddleware(framework, *job_routes.find_status_route())
-    within = AuditMiddleware(polls, audit_log, RepeatGuard())
+    audited = AuditMiddleware(framework, audit_log, RepeatGuard())
+    polls = StatusPollMiddleware(audited, *job_routes.find_status_route())
     app.state.storage = storage
-    app.state.audit_log, app.state.write_audit_repeats = audit_log, within.write_repeats
-    app.middleware_stack = RequestLimitsMiddleware(within, allowed_hosts(settings), _body_limits(settings), monitoring)
+    app.state.audit_log, app.state.write_audit_repeats = audit_log, audited.write_repeats
+    app.middleware_stack = RequestLimitsMiddleware(polls, allowed_hosts(settings), _body_limits(settings), monitoring)
     return app
 
 

@@ -36,9 +36,13 @@ class AuditMiddleware:
         self._repeats = repeats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self.run(self._app, scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have `app` answer a request, and write the entry."""
         notes, answered = AuditNotes(), False
 
         async def audited(message: Message) -> None:
@@ -52,7 +56,7 @@ class AuditMiddleware:
 
         noted = audit.current_notes.set(notes)
         try:
-            await self._app(scope, receive, audited)
+            await app(scope, receive, audited)
         finally:
             audit.current_notes.reset(noted)
             if not answered:  # the client has left; nothing may wait here

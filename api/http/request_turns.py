@@ -35,6 +35,8 @@ class RequestTurns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._newest, self._newest_at = "", 0.0
         self._other_at = 0.0  # when another tenant than the newest one asked last
+        self._begun: dict[Turn, float] = {}  # the turns that are held, the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # one for all: a timer of its own costs as much as the turn
 
     async def take_turn(self, tenant: str, scope: MutableMapping[str, Any]) -> None:
         """Wait for a turn for the request with this scope; `end_turn` gives it back.
@@ -47,11 +49,28 @@ class RequestTurns:
             await self._wait_for_turn(tenant)
         else:
             self._held[tenant] += 1
-        scope[_TURN] = Turn(self, tenant)
+        scope[_TURN] = turn = Turn(self, tenant)
+        self._begun[turn] = time.monotonic()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self._end_overdue)
 
-    def give_back(self, tenant: str) -> None:
-        """The next of the tenant's requests has it, unless more are in hand than there are turns: as the tenant was
-        alone."""
+    def give_back(self, turn: "Turn", tenant: str) -> None:
+        """A turn is over."""
+        self._begun.pop(turn, None)
+        self._pass_on(tenant)
+
+    def _end_overdue(self) -> None:
+        """End the turns that have lasted for `TURN_SECONDS`, and look again when the next one will have."""
+        self._timer, now = None, time.monotonic()
+        for turn, begun in list(self._begun.items()):
+            if now - begun < TURN_SECONDS:
+                self._timer = asyncio.get_running_loop().call_later(begun + TURN_SECONDS - now, self._end_overdue)
+                return
+            turn.end()
+
+    def _pass_on(self, tenant: str) -> None:
+        """The next of the tenant's requests has its turn, unless more are in hand than there are turns: as the tenant
+        was alone."""
         queue = self._waiting.get(tenant)
         while queue and self._held[tenant] <= TURNS:
             following = queue.popleft()
@@ -73,7 +92,7 @@ class RequestTurns:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.give_back(tenant)  # it came in the same moment
+                self._pass_on(tenant)  # it came in the same moment
             if isinstance(error, TimeoutError):
                 raise _too_many() from None
             raise
@@ -93,19 +112,17 @@ class RequestTurns:
 class Turn:
     """Of one request."""
 
-    __slots__ = ("_tenant", "_timer", "_turns")
+    __slots__ = ("_tenant", "_turns")
 
     def __init__(self, turns: RequestTurns, tenant: str) -> None:
         self._turns: RequestTurns | None = turns
         self._tenant = tenant
-        self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self.end)
 
     def end(self) -> None:
         """Give it back, if that was not done before."""
         if self._turns is not None:
             turns, self._turns = self._turns, None
-            self._timer.cancel()
-            turns.give_back(self._tenant)
+            turns.give_back(self, self._tenant)
 
 
 def end_turn(scope: MutableMapping[str, Any]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.http import deps, problems
+from api.http.audit_middleware import AuditMiddleware
 from api.http.responses import TaggedJson
 from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
@@ -74,9 +75,10 @@ class StatusCache:
 
 
 class StatusPollMiddleware:
-    """Calls the route of a status poll directly; passes every other request on to the application."""
+    """Calls the route of a status poll directly; passes every other request on to the application. The audit has nothing
+    to say of a poll but that it was refused."""
 
-    def __init__(self, app: ASGIApp, route: APIRoute, service: Callable[[Request], Awaitable[Any]]) -> None:
+    def __init__(self, app: AuditMiddleware, route: APIRoute, service: Callable[[Request], Awaitable[Any]]) -> None:
         self._app = app
         self._route = route
         self._service = service
@@ -92,8 +94,10 @@ class StatusPollMiddleware:
         try:
             response = await self._call_route(request, job)
         except Exception as error:  # noqa: BLE001  (the handlers answer a bug as well)
-            response = await problems.handle_error(request, error)
-        await response(scope, receive, send)
+            refusal = await problems.handle_error(request, error)
+            await self._app.run(refusal, scope, receive, send)
+        else:
+            await response(scope, receive, send)
 
     def _polled_job(self, scope: Scope) -> str | None:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
