@@ -75,8 +75,8 @@ class StatusCache:
 
 
 class StatusPollMiddleware:
-    """Calls the route of a status poll directly; passes every other request on to the application. The audit has nothing
-    to say of a poll but that it was refused."""
+    """Calls the route of a status poll directly; passes every other request on to the application. The audit has
+    nothing to say of a poll but that it was refused."""
 
     def __init__(self, app: AuditMiddleware, route: APIRoute, service: Callable[[Request], Awaitable[Any]]) -> None:
         self._app = app

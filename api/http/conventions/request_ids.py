@@ -15,4 +15,4 @@ def choose_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     given = [value for name, value in headers if name == HEADER]
     if len(given) == 1 and _TAKEN_OVER.fullmatch(given[0]) is not None:
         return given[0].decode("ascii")
-    return f"{random.getrandbits(64):016x}"  # noqa: S311  (it names a request and is no secret; without a system call)
+    return f"{random.getrandbits(64):016x}"  # no secret: without a system call
