@@ -48,6 +48,7 @@ from api.fleet import routes as fleet_routes
 from api.fleet.service import FleetService
 from api.groups import routes as group_routes
 from api.groups.measures import MeasureReader
+from api.groups.searches import SweepSearches
 from api.groups.service import GroupService
 from api.http import problems
 from api.http.audit_log import AuditLog
@@ -276,11 +277,11 @@ async def _lifespan(
         ),
     )
     await control.wait_until_open(OPEN_SECONDS)
-    sending = asyncio.create_task(sender.run())
+    sending, searching = asyncio.create_task(sender.run()), asyncio.create_task(app.state.services[SweepSearches].run())
     try:
         yield
     finally:
-        for task in (*watches, sending):
+        for task in (*watches, searching, sending):
             task.cancel()
         await asyncio.wait([sending], timeout=STOP_SENDING_SECONDS)  # it gives its lead back
         if collector is not None:
@@ -347,12 +348,14 @@ def _build_services(
         traces_are_on=traces_are_on,
     )
     results = ResultService(records, telemetry, storage)
+    measures = MeasureReader(records, results, fleet)
     return (
         jobs,
         ResolveService(control, jobs, storage),
         TableService(control, jobs, records, telemetry, authenticator),
         results,
-        GroupService(control, jobs, records, MeasureReader(records, results, fleet)),
+        GroupService(control, jobs, records, measures),
+        SweepSearches(control, jobs, measures),
         GateService(records, results),
         ProfileService(control, records, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),

@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "locks"
 #: What a lock holds: the extras of pyproject.toml that its installation has.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "development": ("server", "otel", "s3", "export", "release", "docs", "dev"),
+    "development": ("server", "otel", "s3", "export", "optuna", "release", "docs", "dev"),
     "worker": ("server", "otel", "s3"),
-    "api": ("server", "otel", "s3"),
+    "api": ("server", "otel", "s3", "optuna"),
     "client": (),
     "docs": ("docs",),
 }

@@ -6,10 +6,11 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from api.groups import service
+from api.groups.searches import SweepSearches
 from api.groups.service import GroupService
 from api.http import negotiation, responses
 from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, checked_group_id, service_of
-from api.http.operation_docs import HTML, JSON, SVG, TEXT, describe, json_body
+from api.http.operation_docs import BYTES, HTML, JSON, SVG, TEXT, content_of, describe, json_body
 from api.schemas import examples
 from jobs.store.groups import MAX_LISTED_GROUPS
 from shardyard.contract.groups import (
@@ -24,6 +25,8 @@ from shardyard.contract.groups import (
 
 Found = TypeVar("Found", ComparisonReport, SweepReport)
 ServiceDep = Annotated[GroupService, Depends(service_of(GroupService))]
+SearchesDep = Annotated[SweepSearches, Depends(service_of(SweepSearches))]
+JSON_LINES = "application/x-ndjson"
 router = APIRouter(tags=["groups"])
 
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
@@ -175,6 +178,13 @@ async def report_sweep(request: Request, who: Caller, groups: ServiceDep, sweep:
     return _report_response(
         request, found, group_text.render_sweep, group_page.sweep_report_page, group_page.draw_sweep, f"sweep-{sweep}"
     )
+
+
+@router.get("/v1/sweeps/{sweep}/study", **describe("Download the study of a sweep", content_of(JSON_LINES, BYTES)))
+async def download_study(who: Caller, searches: SearchesDep, sweep: SweepId) -> Response:
+    """The trials so far of a sweep with `search: optuna`, as a journal that Optuna and its dashboard open."""
+    headers = {"Content-Disposition": f'attachment; filename="sweep-{sweep}.log"'}
+    return Response(await searches.read_study(who, sweep), headers=headers, media_type=JSON_LINES)
 
 
 def _submitted(found: GroupSummary, *, created: bool) -> Response:

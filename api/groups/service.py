@@ -9,7 +9,7 @@ from typing import Any
 import uuid_utils
 
 from api.data.job_repository import JobRepository
-from api.groups import comparison_report, sweep_report, trials, variants
+from api.groups import comparison_report, searches, sweep_report, trials, variants
 from api.groups.measures import MeasureReader
 from api.http import audit, cursors
 from api.http.auth import Principal
@@ -142,19 +142,26 @@ class GroupService:
         """Store a sweep with its jobs. Raises as `compare` does."""
         wanted = parse_sweep(body)
         trials.check_base(wanted)
-        values = trials.list_values(wanted)
-        specs = await self._jobs.compute(lambda: trials.make_specs(wanted, iter(enumerate(values))))
+        goes_on = wanted.chosen_search == searches.OPTUNA
+        choose = searches.choose_first if goes_on else trials.list_values
+        values = await self._jobs.compute(lambda: choose(wanted))
+        specs = await self._jobs.compute(
+            lambda: [trials.make_spec(wanted, number, one) for number, one in enumerate(values)]
+        )
+        planned = wanted.trials or len(values)
         definition = {
             "spec": wanted.spec,
-            "search": "grid" if wanted.grid is not None else "random",
+            "search": wanted.chosen_search,
             "metric": wanted.metric,
             "mode": wanted.chosen_mode,
-            "planned": len(values),
+            "planned": planned,
             "steps": wanted.steps,
             "values": values,
         }
+        if goes_on:
+            definition |= searches.define_search(who, wanted)
         name = wanted.name or str(wanted.spec.get("name") or "sweep")
-        about = NewGroup(new_id(), "sweep", name, {}, definition, wanted.max_concurrent, token=who.token)
+        about = NewGroup(new_id(), "sweep", name, {}, definition, wanted.max_concurrent, who.token, planned)
         return await self.store_group(who, about, specs, body, key, caller)
 
     async def read_sweep(self, who: Principal, group: str) -> Sweep:
@@ -170,10 +177,11 @@ class GroupService:
             planned=told["planned"],
             max_concurrent=view.record.max_concurrent,
             steps=told["steps"],
+            note=view.record.note,
             trials=[
-                Trial(values=_shown_values(who, told["values"][one.number]), **_job_fields(one))
+                Trial(values=_shown_values(who, values), **_job_fields(one))
                 for one in jobs
-                if one.number < len(told["values"])
+                if (values := searches.values_of(view.record, one.number)) is not None
             ],
             spec=_shown_spec(who, told["spec"]),
         )
@@ -316,4 +324,6 @@ def _group_state(record: GroupRecord, states: Sequence[str]) -> str:
         return "queued" if len(alive) == len(states) and set(alive) == {"queued"} else "running"
     if record.cancelled:
         return "cancelled"
+    if record.is_open:
+        return "running"
     return "succeeded" if "succeeded" in states else "failed"

@@ -13,7 +13,7 @@ def make_report(found: Sweep, measures: Sequence[JobMeasures]) -> SweepReport:
     """`measures` are in the order of the trials."""
     results = [_measure_trial(trial, one, found.metric) for trial, one in zip(found.trials, measures, strict=True)]
     paths = list(dict.fromkeys(path for trial in found.trials for path in trial.values))
-    best, notes = _find_best(results, found.mode), []
+    best, notes = _find_best(results, found.mode), [found.note] if found.note else []
     if found.ended and best is None:
         notes.append(f"no trial that succeeded has a value of {found.metric}")
     return SweepReport(

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -50,12 +50,8 @@ def check_base(wanted: SweepRequest) -> None:
         raise InvalidRequest(PROBLEM, fields=(FieldError("steps", message),))
 
 
-def make_specs(wanted: SweepRequest, trials: Iterator[tuple[int, Values]]) -> list[JobSpec]:
-    """The specs of trials, by their numbers and values. Raises InvalidRequest, which names the values."""
-    return [_make_spec(wanted, number, values) for number, values in trials]
-
-
-def _make_spec(wanted: SweepRequest, number: int, values: Values) -> JobSpec:
+def make_spec(wanted: SweepRequest, number: int, values: Values) -> JobSpec:
+    """The spec of a trial by its number and its values. Raises InvalidRequest, which names the values."""
     spec: dict[str, Any] = copy.deepcopy(wanted.spec)
     if wanted.steps is not None:
         limit_steps(spec, wanted.steps)

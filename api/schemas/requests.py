@@ -390,7 +390,11 @@ class SweepRequest(_GroupRequest):
     random: Annotated[dict[SpecPath, ChoicesOrRange], Field(min_length=1, max_length=MAX_PATHS)] | None = Field(
         None, description="values, or a range of them, by the path of their field"
     )
-    search: Literal["grid", "random"] | None = Field(None, description="by default what fits to the values")
+    search: Literal["grid", "random", "optuna"] | None = Field(
+        None,
+        description="by default what fits to the values; `optuna` chooses the next values of `random` by the trials "
+        "that have ended",
+    )
     trials: int | None = Field(None, ge=1, le=MAX_TRIALS, strict=True, description="how many jobs, with `random`")
     seed: int = Field(0, ge=0, le=2**63 - 1, strict=True, description="the same one draws the same values")
     metric: str = Field("loss", max_length=200, pattern=_METRIC, description="by what the best trial is chosen")
@@ -408,6 +412,10 @@ class SweepRequest(_GroupRequest):
     def field(self) -> str:
         """Of its values."""
         return "grid" if self.grid is not None else "random"
+
+    @property
+    def chosen_search(self) -> str:
+        return self.search or self.field
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ _JOBS: Final = (
     *("queue", "gangs", "hold", "backoff", "leases", "outbox"),
     *("pools", "nodes", "policies", "pool", "node", "free", "held", "quarantine", "devices", "suspects", "history"),
     *("waiting", "turns", "use", "placed", "weights", "timed", "needed", "awaiting"),
-    *("group", "groups", "children", "group_jobs", "active", "standby", "turns_due"),
+    *("group", "groups", "children", "group_jobs", "active", "standby", "turns_due", "searches"),
     *("provided", "blocks", "block", "ended"),
     *("quotas", "parked", "usage"),
     *("webhooks", "webhook", "webhook_outbox", "delivery", "webhook_tenants", "webhook_fleet", "webhook_due"),

@@ -68,6 +68,7 @@ _READING = frozenset(
         "list_secrets",
         "list_webhooks",
         "list_groups",
+        "list_searches",
         "list_jobs",
         "newest_jobs",
         "read_command",
@@ -84,7 +85,16 @@ _READING = frozenset(
     }
 )
 _REFUSED_WHEN_FULL = frozenset(
-    {"post_test", "put_bundle", "put_secret", "put_webhook", "request_profile", "submit", "submit_group"}
+    {
+        "post_test",
+        "put_bundle",
+        "put_secret",
+        "put_webhook",
+        "request_profile",
+        "submit",
+        "submit_group",
+        "extend_group",
+    }
 )
 #: Libraries of other versions that a server keeps. One that is deleted while a process still uses it is loaded again.
 MAX_OTHER_LIBRARIES = 8

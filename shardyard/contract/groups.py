@@ -129,12 +129,15 @@ class Trial(Answer, frozen=True, kw_only=True):
 
 
 class Sweep(GroupSummary, frozen=True, kw_only=True):
-    search: str = ""  # grid | random
+    """`note`: why it got fewer trials than were planned."""
+
+    search: str = ""  # grid | random | optuna
     metric: str = ""
     mode: str = ""  # min | max
     planned: int = 0  # jobs that it will have had at its end
     max_concurrent: int = 1
     steps: int | None = None
+    note: str = ""
     trials: list[Trial] = msgspec.field(default_factory=list)
     spec: Json = msgspec.field(default_factory=dict)  # as it was sent
 

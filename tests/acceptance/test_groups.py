@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
 from shardyard.client import Client
 from shardyard.contract.errors import NotFound, ShardyardError
@@ -110,6 +113,41 @@ def test_a_sweep_ranks_its_trials_and_a_cancelled_one_keeps_what_it_has(up: Up) 
     assert found.state == "cancelled"
     assert found.counts["succeeded"] + found.counts["cancelled"] == 50
     assert client.sweep_report(many.id).best is not None
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_that_optuna_leads_goes_on_where_it_was_when_everything_is_killed(up: Up, tmp_path: Path) -> None:
+    client = up.start()
+    random = {"program.optimizer.args.lr": {"min": 1e-5, "max": 0.5, "log": True}}
+    started = client.sweep(
+        SPEC, random=random, trials=16, search="optuna", steps=30, max_concurrent=2, seed=5, key="once"
+    )
+    assert (started.search, started.planned, len(started.trials)) == ("optuna", 16, 2)
+    for reached, service in ((2, "api"), (5, "worker"), (7, "control")):
+        wait_for_group(lambda: client.get_sweep(started.id), has_ended(reached))
+        os.kill(up.pids()[service], signal.SIGKILL)
+    wait_for_group(lambda: client.get_sweep(started.id), has_ended(9))
+    up.kill()
+    client = up.start()
+    found = wait_for_group(lambda: client.get_sweep(started.id), lambda found: found.ended)
+
+    assert found.counts == {"succeeded": 16}
+    assert all_jobs(client) == {"succeeded": 16}, "none twice, and none besides"
+    trials = client.get_sweep(started.id).trials
+    assert [trial.number for trial in trials] == list(range(16))
+    for trial in trials:
+        spec = client.job(trial.job).status.spec
+        assert spec["program"]["optimizer"]["args"]["lr"] == trial.values["program.optimizer.args.lr"]
+    report = client.sweep_report(started.id)
+    assert report.complete
+    assert report.best is not None
+    assert report.trials[report.best].values["program.optimizer.args.lr"] > 1e-3
+
+    (tmp_path / "study.log").write_bytes(client.sweep_study(started.id))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
+    study = optuna.load_study(study_name=started.id, storage=storage)
+    assert study.best_trial.number == report.best
+    assert study.best_value == report.trials[report.best].value
 
 
 @pytest.mark.slow

@@ -3324,7 +3324,10 @@ export interface components {
              */
             milliseconds: number;
         };
-        /** Sweep */
+        /**
+         * Sweep
+         * @description `note`: why it got fewer trials than were planned.
+         */
         Sweep: {
             /** @description id */
             id: string;
@@ -3359,6 +3362,7 @@ export interface components {
             max_concurrent: number;
             /** @description optimizer steps of each job; null: as the spec says */
             steps: number | null;
+            note: string;
             /** @description its jobs, by their numbers */
             trials: components["schemas"]["Trial"][];
             /** @description the spec, with its defaults */
@@ -3467,10 +3471,10 @@ export interface components {
             } | null;
             /**
              * Search
-             * @description by default what fits to the values
+             * @description by default what fits to the values; `optuna` chooses the next values of `random` by the trials that have ended
              * @default null
              */
-            search?: ("grid" | "random") | null;
+            search?: ("grid" | "random" | "optuna") | null;
             /**
              * Trials
              * @description how many jobs, with `random`

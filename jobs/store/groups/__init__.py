@@ -1,7 +1,7 @@
 """Groups of jobs: those of a comparison or a sweep."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +10,7 @@ from jobs.model.records import ROW_FIELDS, JobRow
 from jobs.model.spec import JobSpec
 from jobs.model.state import JobState
 from jobs.model.trace_context import JobTrace
-from jobs.store.call import Call, Word, call_function, read_hash
+from jobs.store.call import Call, Word, call_function, ignore_reply, read_hash
 from jobs.store.jobs import IDEMPOTENCY_SECONDS, raise_if_refused, spec_arguments
 from shardyard.contract.errors import IdempotencyConflict, NotFound
 
@@ -21,6 +21,7 @@ MAX_CHILDREN, MAX_GROUP_JOBS = 200, 1000
 MAX_LISTED_GROUPS = 50
 #: Fields of a job of a group, as the functions take them (CHILD_FIELDS in `submits.lua`), beside its number and its id.
 _SPEC_FIELDS = ("pool", "devices", "nodes", "priority", "name", "strategy", "labels", "spec", "max_retries", "bundle")
+_VALUES = b"values:"
 _MORE_FIELDS = ("wall", "start_after", "depends_on")
 
 
@@ -36,7 +37,8 @@ class NewChild:
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group that is to be stored. `definition` is what its service knows of it."""
+    """A group that is to be stored. `definition` is what its service knows of it. `planned`: how many jobs it will
+    have, where it gets more than it is stored with."""
 
     id: str
     kind: GroupKind
@@ -45,10 +47,14 @@ class NewGroup:
     definition: Mapping[str, Any]
     max_concurrent: int
     token: str = ""
+    planned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
+    """`is_open`: it will get more jobs. `values` are those of jobs that it has got, by their numbers; `note` says why
+    it gets none, though more were planned."""
+
     id: str
     kind: str
     name: str
@@ -58,6 +64,9 @@ class GroupRecord:
     token: str
     created: int  # microseconds since the epoch
     cancelled: bool
+    is_open: bool = False
+    note: str = ""
+    values: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,7 @@ def submit_group(
         labels=msgspec.json.encode(group.labels),
         definition=msgspec.json.encode(group.definition),
         max_concurrent=group.max_concurrent,
+        planned=group.planned,
         idem=idempotency_key,
         digest=digest,
         remembered_seconds=IDEMPOTENCY_SECONDS,
@@ -132,15 +142,42 @@ def submit_group(
     )
 
 
-def extend_group(tenant: str, group: str, children: Sequence[NewChild]) -> Call[bool]:
-    """Store more jobs of a group; false where it is cancelled, or gone. Jobs whose numbers are there are left as they
-    are. Raises as `store.submit` does, on execution."""
+def extend_group(
+    tenant: str, group: str, children: Sequence[NewChild], values: Mapping[int, Any] | None = None
+) -> Call[bool]:
+    """Store more jobs of a group, and what each was made with by its number; false where it is cancelled, or gone. Jobs
+    whose numbers are there are left as they are. With as many jobs as were planned it is not open any more. Raises as
+    `store.submit` does, on execution."""
 
     def decode(reply: Sequence[bytes]) -> bool:
         _raise_if_refused(reply, children)
         return reply[0] == b"ok"
 
-    return call_function("extend_group", decode, *_encode_children(children), tenant=tenant, group=group)
+    # Texts within the text: Lua would round numbers.
+    texts = {str(number): msgspec.json.encode(value).decode() for number, value in (values or {}).items()}
+    return call_function(
+        "extend_group",
+        decode,
+        *_encode_children(children),
+        tenant=tenant,
+        group=group,
+        values=msgspec.json.encode(texts),
+    )
+
+
+def close_group(tenant: str, group: str, note: str) -> Call[None]:
+    """An open group gets no more jobs; `note` says why."""
+    return call_function("close_group", ignore_reply, tenant=tenant, group=group, note=note)
+
+
+def list_searches() -> Call[list[tuple[str, str]]]:
+    """The tenants and ids of groups that are open."""
+
+    def decode(reply: Sequence[bytes]) -> list[tuple[str, str]]:
+        pairs = (ref.decode().partition("/") for ref in reply)
+        return sorted((tenant, group) for tenant, _, group in pairs)
+
+    return call_function("list_searches", decode)
 
 
 def _encode_children(children: Sequence[NewChild]) -> list[Word]:
@@ -204,6 +241,13 @@ def _read_record(group: str, reply: Any) -> GroupRecord:
         token=fields[b"token"].decode(),
         created=int(fields[b"created"]),
         cancelled=fields.get(b"cancelled") == b"1",
+        is_open=b"open" in fields,
+        note=fields.get(b"note", b"").decode(),
+        values={
+            int(name.removeprefix(_VALUES)): msgspec.json.decode(value)
+            for name, value in fields.items()
+            if name.startswith(_VALUES)
+        },
     )
 
 

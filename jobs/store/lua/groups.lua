@@ -23,6 +23,12 @@ local function leave_group(ref)
   end
 end
 
+-- A group gets no more jobs.
+local function end_search(group)
+  redis.call('HDEL', keys.group(group), 'open')
+  redis.call('SREM', keys.SEARCHES, group)
+end
+
 -- A job of a group is forgotten, and the group with the last of them.
 local function forget_child(group, tenant, id)
   redis.call('ZREM', keys.group_jobs(group), id)
@@ -30,5 +36,6 @@ local function forget_child(group, tenant, id)
   local _, group_id = split_job_ref(group)
   redis.call('ZREM', keys.groups(tenant, read_field(keys.group(group), 'kind')), group_id)
   redis.call('ZREM', keys.TURNS, group)
+  redis.call('SREM', keys.SEARCHES, group)
   redis.call('DEL', keys.group(group), keys.children(group), keys.active(group), keys.standby(group))
 end

@@ -49,6 +49,7 @@ function keys.group_jobs(group) return 'sy:group_jobs:' .. group end  -- ids of 
 function keys.active(group) return 'sy:active:' .. group end          -- refs of jobs that have had their turn, and have not ended
 function keys.standby(group) return 'sy:standby:' .. group end        -- refs of jobs that wait for their turn, by their numbers
 keys.TURNS = 'sy:turns_due'  -- refs of groups in which jobs wait for their turn, by when to look again
+keys.SEARCHES = 'sy:searches'  -- refs of groups that will get more jobs
 
 keys.POOLS = 'sy:pools'
 keys.NODES = 'sy:nodes'

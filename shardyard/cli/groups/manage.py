@@ -120,6 +120,25 @@ def report_command(
             print_report(client, kind, group, as_json=as_json)
 
 
+@app.command("study")
+def study_command(
+    group: GroupId,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it, - for standard output.")],
+    url: Url = None,
+    token: Token = None,
+    no_color: NoColor = False,
+) -> None:
+    """Download the study of a sweep that Optuna leads, as a journal that Optuna's tools open."""
+    from shardyard.client.groups import endpoints
+
+    with connect_client(url, token) as client:
+        content = client.call(endpoints.get_study(group))
+    if file == "-":
+        typer.get_binary_stream("stdout").write(content)
+    else:
+        Path(file).write_bytes(content)
+
+
 @app.command("watch")
 def watch_command(
     group: GroupId, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False

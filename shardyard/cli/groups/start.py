@@ -27,6 +27,7 @@ SWEEP_EXAMPLES = "\n\n".join(
         "[bold]Examples[/]",
         "shardyard sweep job.json --set program.data.batch_size=16,32 --set program.optimizer.args.lr=0.05,0.1",
         "shardyard sweep job.json --range program.optimizer.args.lr=1e-4:1e-1:log --trials 20 --max-concurrent 4",
+        "shardyard sweep job.json --range program.optimizer.args.lr=1e-4:1e-1:log --trials 40 --search optuna",
         "shardyard sweep job.json --set program.seed=1,2,3 --metric metrics.accuracy --watch",
         "shardyard group report GROUP            the trials, the best first",
     )
@@ -106,6 +107,14 @@ def sweep_command(
         int | None, typer.Option(min=1, help="Draw so many.", show_default="all combinations of the values")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same one draws the same values.")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="grid|random|optuna",
+            help="How values are chosen; optuna: by the trials that have ended.",
+            show_default="grid, or random with --range or --trials",
+        ),
+    ] = None,
     metric: Metric = "loss",
     mode: Mode = None,
     max_concurrent: Annotated[int, typer.Option(min=1, help="Jobs that may run at a time.")] = 1,
@@ -126,13 +135,14 @@ def sweep_command(
     choices |= dict(_read_range(one) for one in ranges or ())
     if not choices:
         raise InvalidRequest("say which values: --set FIELD=1,2,3, or --range FIELD=MIN:MAX with --trials")
-    is_drawn = bool(ranges) or trials is not None
+    is_drawn = bool(ranges) or trials is not None or search in ("random", "optuna")
     call = endpoints.sweep(
         read_spec(file),
         grid=None if is_drawn else choices,
         random=choices if is_drawn else None,
         trials=trials,
         seed=seed,
+        search=search,
         metric=metric,
         mode=mode,
         max_concurrent=max_concurrent,

@@ -57,7 +57,8 @@ class AsyncGroupMethods:
         **options: Any,
     ) -> groups.Sweep:
         """Run a spec with each combination of the values of a grid, or with values drawn at random, by the paths of
-        their fields. Options: trials, seed, metric, mode, max_concurrent, steps, name."""
+        their fields. Options: trials, seed, search, metric, mode, max_concurrent, steps, name. `search="optuna"`: the
+        values of `random` are chosen by the trials that have ended."""
         return await self.call(endpoints.sweep(spec, grid=grid, random=random, key=key, **options))
 
     async def sweeps(self, *, limit: int | None = None, cursor: str | None = None) -> groups.SweepList:
@@ -74,3 +75,7 @@ class AsyncGroupMethods:
     async def sweep_report(self, sweep: str) -> groups.SweepReport:
         """What it has found so far."""
         return await self.call(endpoints.get_sweep_report(sweep))
+
+    async def sweep_study(self, sweep: str) -> bytes:
+        """The trials so far of a sweep with `search="optuna"`, as a journal that Optuna and its dashboard open."""
+        return await self.call(endpoints.get_study(sweep))

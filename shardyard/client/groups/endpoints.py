@@ -81,6 +81,10 @@ def draw_sweep_report(sweep: str, media: str) -> HttpCall[str]:
     return _draw("sweeps", sweep, media)
 
 
+def get_study(sweep: str) -> HttpCall[bytes]:
+    return _get(_path("sweeps", sweep, "study"), bytes)
+
+
 def _post(collection: str, kind: Any, spec: Spec, fields: Mapping[str, Any], key: str | None) -> HttpCall[Any]:
     try:
         body = {"spec": json.loads(spec_body(spec))} | {

@@ -59,7 +59,8 @@ class GroupMethods:
         **options: Any,
     ) -> groups.Sweep:
         """Run a spec with each combination of the values of a grid, or with values drawn at random, by the paths of
-        their fields. Options: trials, seed, metric, mode, max_concurrent, steps, name."""
+        their fields. Options: trials, seed, search, metric, mode, max_concurrent, steps, name. `search="optuna"`: the
+        values of `random` are chosen by the trials that have ended."""
         return self.call(endpoints.sweep(spec, grid=grid, random=random, key=key, **options))
 
     def sweeps(self, *, limit: int | None = None, cursor: str | None = None) -> groups.SweepList:
@@ -76,3 +77,7 @@ class GroupMethods:
     def sweep_report(self, sweep: str) -> groups.SweepReport:
         """What it has found so far."""
         return self.call(endpoints.get_sweep_report(sweep))
+
+    def sweep_study(self, sweep: str) -> bytes:
+        """The trials so far of a sweep with `search="optuna"`, as a journal that Optuna and its dashboard open."""
+        return self.call(endpoints.get_study(sweep))

@@ -86,12 +86,14 @@ class Api:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def run_to_end(self, job: str, attempt: int = 1) -> None:
+    def run_to_end(self, job: str, attempt: int = 1, loss: float = 0.5) -> None:
         """Claim, finish and release an attempt, as its node would."""
         name = store.AttemptId("default", job, attempt)
         assert self.control.run(store.claim(name, "c", "host-a")).granted
         assert self.control.run(store.record_milestone(name, "c", "running"))
-        assert self.control.run(store.finish(name, "c", StateReason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
+        assert self.control.run(
+            store.finish(name, "c", StateReason.COMPLETED, "", result={"loss": loss, "metrics": {}})
+        )
         assert self.control.run(store.release("host-a", name, {})) > 0
 
 

@@ -107,6 +107,7 @@ PLAIN = frozenset(
         *("GET /readyz", "GET /v1/sign-in", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/start.js"),
         *("GET /v1/comparisons", "GET /v1/comparisons/{comparison}", "GET /v1/comparisons/{comparison}/report"),
         *("GET /v1/sweeps", "GET /v1/sweeps/{sweep}", "GET /v1/sweeps/{sweep}/report"),
+        "GET /v1/sweeps/{sweep}/study",
         *("GET /v1/jobs/columns", "GET /docs/problems", "GET /docs/problems/{code}"),
         *("GET /help", "GET /help/{path:path}"),
         *("GET /docs/swagger-ui-bundle.js", "GET /docs/swagger-ui.css", "GET /webhooks", "GET /quota", "GET /nodes"),

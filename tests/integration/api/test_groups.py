@@ -1,11 +1,15 @@
 """Comparisons and sweeps over HTTP."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from api.groups import optuna_search, trials
 from jobs import store
+from jobs.store import groups
 from jobs.store.accounts.tokens import Scope
+from shardyard.contract.errors import FieldError, InvalidRequest
 from tests.integration.api.conftest import Api
 from tests.integration.store.invariants import violations
 
@@ -184,3 +188,109 @@ async def test_a_group_whose_jobs_are_deleted_one_by_one_is_shown_until_the_last
         assert [one["state"] for one in shown["trials"]] == ["deleted"] * place + ["cancelled"] * (4 - place)
         api.control.run(store.delete_job("default", trial["job"]))
     assert (await api.client.get(f"/v1/sweeps/{found['id']}")).status_code == 404
+
+
+SEARCH: dict[str, Any] = {
+    "spec": SPEC,
+    "random": {"program.optimizer.args.lr": {"min": 1e-4, "max": 0.5, "log": True}, "program.seed": [1, 2, 3]},
+    "trials": 6,
+    "search": "optuna",
+    "max_concurrent": 2,
+}
+
+
+def refuse_all(*_: Any) -> None:
+    raise InvalidRequest("the sweep is not valid", fields=(FieldError("random.x", "no"),))
+
+
+async def until_there_are(api: Api, sweep: str, trials: int, state: str = "running") -> Any:
+    async with asyncio.timeout(30):
+        while True:
+            found = await api.get(f"/v1/sweeps/{sweep}")
+            if len(found["trials"]) == trials and found["state"] == state:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def end_trial(api: Api, job: str, loss: float) -> None:
+    async with asyncio.timeout(30):
+        while (await api.get(f"/v1/jobs/{job}"))["state"] != "starting":
+            await asyncio.sleep(0.05)
+    api.run_to_end(job, loss=loss)
+
+
+async def test_a_search_gets_a_trial_for_each_that_ends_until_all_are_there(api: Api) -> None:
+    api.node()
+    found = await post(api, "/v1/sweeps", SEARCH)
+    assert (found["search"], found["planned"], len(found["trials"])) == ("optuna", 6, 2)
+    for ended in range(6):
+        trial = found["trials"][ended]
+        await end_trial(api, trial["job"], loss=trial["values"]["program.optimizer.args.lr"])
+        there = min(ended + 3, 6)
+        found = await until_there_are(api, found["id"], there, "succeeded" if ended == 5 else "running")
+        assert violations(api.control.client) == []
+    assert [one["number"] for one in found["trials"]] == list(range(6))
+    for one in found["trials"]:
+        spec = (await api.get(f"/v1/jobs/{one['job']}"))["spec"]["program"]
+        assert spec["optimizer"]["args"]["lr"] == one["values"]["program.optimizer.args.lr"]
+        assert spec["seed"] == one["values"]["program.seed"]
+    report = await api.get(f"/v1/sweeps/{found['id']}/report")
+    rates = [one["values"]["program.optimizer.args.lr"] for one in found["trials"]]
+    assert report["best"] == rates.index(min(rates))
+    study = await api.client.get(f"/v1/sweeps/{found['id']}/study")
+    assert study.headers["content-type"].startswith("application/x-ndjson")
+    assert len(study.content.splitlines()) >= 6
+    assert violations(api.control.client) == []
+
+
+async def test_a_cancelled_search_gets_no_more_trials(api: Api) -> None:
+    api.node()
+    found = await post(api, "/v1/sweeps", SEARCH)
+    found = await post(api, f"/v1/sweeps/{found['id']}/cancel", None)
+    assert (found["state"], len(found["trials"])) == ("cancelled", 2)
+    assert api.control.run(groups.list_searches()) == []
+    assert violations(api.control.client) == []
+
+
+async def test_a_search_that_finds_no_valid_trial_ends_with_a_note(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.node()
+    found = await post(api, "/v1/sweeps", SEARCH | {"max_concurrent": 1, "trials": 3})
+    monkeypatch.setattr(trials, "make_spec", refuse_all)
+    await end_trial(api, found["trials"][0]["job"], loss=1.0)
+    found = await until_there_are(api, found["id"], 1, "succeeded")
+    assert found["note"] == "no more trials after this: the sweep is not valid; random.x: no"
+    assert api.control.run(groups.list_searches()) == []
+    assert (await api.get(f"/v1/sweeps/{found['id']}/report"))["notes"] == [found["note"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"grid": SWEEP["grid"], "random": None, "trials": None}, "search", "the values are in `grid`"),
+        ({"trials": None}, "trials", "say how many"),
+        (
+            {"random": {"program.data.batch_size": {"min": -9, "max": -1}}},
+            "random.program.data.batch_size",
+            "at least 1",
+        ),
+    ],
+)
+async def test_a_search_that_cannot_be_made_is_refused_by_its_field(
+    api: Api, change: dict[str, Any], field: str, words: str
+) -> None:
+    body = {name: value for name, value in (SEARCH | change).items() if value is not None}
+    assert words in (await fields_of_refusal(api, "/v1/sweeps", body))[field]
+
+
+async def test_without_optuna_a_search_is_refused_with_what_to_do(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optuna_search, "is_installed", lambda: False)
+    assert "shardyard[optuna]" in (await fields_of_refusal(api, "/v1/sweeps", SEARCH))["search"]
+
+
+async def test_the_study_is_for_those_who_may_submit_and_of_searches_alone(api: Api) -> None:
+    api.node()
+    search, sweep = [await post(api, "/v1/sweeps", body) for body in (SEARCH, SWEEP)]
+    path = f"/v1/sweeps/{search['id']}/study"
+    assert (await api.client.get(path, headers=api.token(Scope.READ))).status_code == 403
+    assert (await api.client.get(path, headers=api.token(Scope.SUBMIT, tenant="other"))).status_code == 404
+    assert (await api.client.get(f"/v1/sweeps/{sweep['id']}/study")).status_code == 404

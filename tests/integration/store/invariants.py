@@ -266,6 +266,12 @@ def _groups(keys: Keys) -> Iterator[str]:
             yield f"group {group}: jobs wait for a turn, and nobody looks at them"
     if not {group.decode() for group in keys.zsets.get("sy:turns_due", {})} <= set(groups):
         yield f"turns are due in groups that are gone: {keys.zsets['sy:turns_due']}"
+    searches = {ref.decode() for ref in keys.sets.get("sy:searches", set())}
+    if searches != {group for group, fields in groups.items() if b"open" in fields}:
+        yield f"groups {searches} are listed as open"
+    for group, fields in groups.items():
+        if b"open" in fields and len(keys.hashes[f"sy:children:{group}"]) >= int(fields[b"open"]):
+            yield f"group {group} has all of its jobs, and is open"
     for prefix in ("sy:children:", "sy:group_jobs:", "sy:active:", "sy:standby:"):
         kept = {
             name.removeprefix(prefix) for name in (*keys.hashes, *keys.zsets, *keys.sets) if name.startswith(prefix)

@@ -4,6 +4,7 @@ local tenant, group, kind = unpack(ARGV)
 local ref = tenant .. '/' .. group
 if read_field(keys.group(ref), 'kind') ~= kind then return {'missing'} end
 redis.call('HSET', keys.group(ref), 'cancelled', '1')
+end_search(ref)
 local counts = {cancelled = 0, cancelling = 0}
 -- The last ones first, so that none gets its turn meanwhile.
 for _, id in ipairs(redis.call('ZREVRANGEBYLEX', keys.group_jobs(ref), '+', '-')) do

@@ -363,13 +363,12 @@ def searching(store: str, rank: int, how: str) -> None:
 
 
 def test_a_search_for_unused_parameters_that_finds_none_is_found() -> None:
-    (finding,) = found(watched_ranks(searching, "two heads")).values()
+    finding = found(watched_ranks(searching, "two heads"))["unused-search-unneeded"]
 
-    assert finding.code == "unused-search-unneeded"
     assert finding.numbers["steps"] >= 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", SEARCHES)
 def test_searches_that_may_be_needed_are_right(how: str) -> None:
-    assert found(watched_ranks(searching, how)) == {}
+    assert "unused-search-unneeded" not in found(watched_ranks(searching, how))
