@@ -26,6 +26,7 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
     lines = {
         "job": f"{status.name}  {status.id}",
         "state": state_and_reason(status),
+        "owner": status.owner and f"{status.owner} of tenant {status.tenant}",
         "asks for": f"{devices} of pool {status.pool}, {status.strategy}",
         "rehearsal": status.rehearsal and "REHEARSAL: its devices only act as GPUs",
         "start": status.start,

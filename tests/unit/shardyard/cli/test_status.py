@@ -34,6 +34,11 @@ def status(**fields: Any) -> JobStatus:
     return msgspec.convert(known, JobStatus)
 
 
+def test_the_owner_is_shown_with_the_tenant() -> None:
+    assert dict(status_lines(status(owner="ana", tenant="vision")))["owner"] == "ana of tenant vision"
+    assert "owner" not in dict(status_lines(status()))
+
+
 def test_the_network_of_the_newest_attempt_is_shown_once_there_is_one() -> None:
     assert dict(status_lines(status(network="none")))["network"] == "none (its own loopback only)"
     assert dict(status_lines(status(network="host")))["network"] == "the node's"
