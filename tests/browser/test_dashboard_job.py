@@ -26,7 +26,6 @@ def ana(browser: Browser, client: Client) -> Iterator[tuple[Pages, str]]:
         assert wait_for_state(hers, job, "succeeded").state == "succeeded"
     with pages_of(browser, client.url, token.token, storage_state=cookie_of(browser, client.url, token.token)) as pages:
         yield pages, job
-    client.revoke_token(token.id)
 
 
 @pytest.fixture(scope="module")
