@@ -86,10 +86,10 @@ def checkpoint_text(found: "CheckpointView") -> str:
 
 
 def result_text(result: dict[str, Any]) -> str:
+    """The loss and the metrics; empty where there are none, as of a job that only runs forward."""
     numbers = {"loss": result.get("loss")} | (result.get("metrics") or {})
-    return (
-        ", ".join(f"{name} {formatting.format_number(value)}" for name, value in numbers.items() if value is not None)
-        or "none"
+    return ", ".join(
+        f"{name} {formatting.format_number(value)}" for name, value in numbers.items() if value is not None
     )
 
 
