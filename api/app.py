@@ -72,6 +72,7 @@ from api.http.request_turns import RequestTurns
 from api.jobs import explain_routes, resolve_routes, table_routes
 from api.jobs import routes as job_routes
 from api.jobs.explain_service import ExplainService
+from api.jobs.owner_names import OwnerNames
 from api.jobs.resolve_service import ResolveService
 from api.jobs.service import JobService
 from api.jobs.status_poll import StatusPollMiddleware
@@ -335,6 +336,7 @@ def _build_services(
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
+    owners = OwnerNames(authenticator)
     jobs = JobService(
         control,
         records,
@@ -345,6 +347,7 @@ def _build_services(
         bundles,
         secrets,
         SubmitLimits(disks, memory, settings.max_artifact_bytes),
+        owners,
         traces_are_on=traces_are_on,
     )
     results = ResultService(records, telemetry, storage)
@@ -352,7 +355,7 @@ def _build_services(
     return (
         jobs,
         ResolveService(control, jobs, storage),
-        TableService(control, jobs, records, telemetry, authenticator),
+        TableService(control, jobs, records, telemetry, owners),
         results,
         GroupService(control, jobs, records, measures),
         SweepSearches(control, jobs, measures),

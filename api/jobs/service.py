@@ -26,6 +26,7 @@ from api.http.responses import TaggedJson
 from api.http.tenant_slots import TenantSlots
 from api.jobs.list_order import NEWEST, OLDEST, Order, read_sorted
 from api.jobs.listed_rows import EncodedJobList, ListedRows
+from api.jobs.owner_names import OwnerNames
 from api.jobs.status_poll import StatusCache
 from api.jobs.submit_limits import SubmitLimits
 from api.schemas import views
@@ -91,6 +92,7 @@ class JobService:
         bundles: BundleService,
         secrets: SecretService,
         limits: SubmitLimits,
+        owners: OwnerNames,
         *,
         traces_are_on: bool = False,
     ) -> None:
@@ -103,6 +105,7 @@ class JobService:
         self._bundles = bundles
         self._secrets = secrets
         self._limits = limits
+        self._owners = owners
         self._traces_are_on = traces_are_on
         self._statuses = StatusCache()
         self._statuses_for_readers = StatusCache(shows_env=False)
@@ -179,6 +182,7 @@ class JobService:
             token=who.token,
             trace=self.trace_of(who, job, caller),
         )
+        owner = await self._owners.read_name(who.token)  # before it is stored: after that nothing may fail
         failpoints.reach("submit.before_store")
         submitted = await self._store.run(call)
         failpoints.reach("submit.after_store")
@@ -188,7 +192,7 @@ class JobService:
         if submitted.view is None:
             status = await self.read_status(who, submitted.job)
         else:
-            status = views.job_status(submitted.view, None, self._fleet.last_facts)
+            status = views.job_status(submitted.view, None, self._fleet.last_facts, owner)
         failpoints.reach("submit.before_reply")
         return SubmittedJob(status, submitted.created)
 
@@ -212,7 +216,8 @@ class JobService:
         """The status as it is. Raises NotFound, UnreadableSpec."""
         view = await self._records.read_view(who.tenant, job)
         progress, fleet = await self._read_progress(view.record), await self._fleet.read_facts()
-        return views.job_status(view, progress, fleet, shows_env=who.may_submit)
+        owner = await self._owners.read_name(view.record.token)
+        return views.job_status(view, progress, fleet, owner, shows_env=who.may_submit)
 
     async def read_tagged_status(self, who: Principal, job: str) -> TaggedJson:
         """The status as it is, as JSON. Raises as `status` does."""
@@ -221,7 +226,8 @@ class JobService:
         view = await self._records.read_view(who.tenant, job, None if last is None else last.view)
         is_final = last is not None and last.view is view and last.is_final
         progress = last.progress if last and is_final else await self._read_progress(view.record)
-        return statuses.encode_status(view, progress, await self._fleet.read_facts())
+        owner = await self._owners.read_name(view.record.token)
+        return statuses.encode_status(view, progress, await self._fleet.read_facts(), owner)
 
     async def wait_for_status(self, who: Principal, job: str, wait: float, known: Collection[int] | None) -> TaggedJson:
         """As `shown`, after the next change, at the latest after `wait` seconds.

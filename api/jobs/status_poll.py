@@ -38,12 +38,18 @@ class CachedStatus:
     view: JobView
     progress: Progress | None
     fleet: FleetFacts
+    owner: str | None
     answer: TaggedJson
 
     @property
     def is_final(self) -> bool:
         """Whether progress cannot change any more."""
         return self.progress is not None and self.view.record.state in TERMINAL
+
+    def is_of(self, view: JobView, progress: Progress | None, fleet: FleetFacts, owner: str | None) -> bool:
+        """Whether it was made from these."""
+        unchanged = self.view is view and self.fleet is fleet
+        return unchanged and (self.progress, self.owner) == (progress, owner)
 
 
 class StatusCache:
@@ -57,18 +63,20 @@ class StatusCache:
     def last_status(self, tenant: str, job: str) -> CachedStatus | None:
         return self._cached.get((tenant, job))
 
-    def encode_status(self, view: JobView, progress: Progress | None, fleet: FleetFacts) -> TaggedJson:
+    def encode_status(
+        self, view: JobView, progress: Progress | None, fleet: FleetFacts, owner: str | None = None
+    ) -> TaggedJson:
         """The cached answer where it was made from the same parts, else a new one."""
         key = view.record.tenant, view.record.id
         last = self._cached.get(key)
-        if last is not None and last.view is view and last.fleet is fleet and last.progress == progress:
+        if last is not None and last.is_of(view, progress, fleet, owner):
             return last.answer
-        body = msgspec.json.encode(views.job_status(view, progress, fleet, shows_env=self._shows_env))
+        body = msgspec.json.encode(views.job_status(view, progress, fleet, owner, shows_env=self._shows_env))
         tag = f'W/"{view.record.version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
         answer = TaggedJson(body, tag)
         self._cached.pop(key, None)
         if len(body) <= MAX_CACHED_BYTES:
-            self._cached[key] = CachedStatus(view, progress, fleet, answer)
+            self._cached[key] = CachedStatus(view, progress, fleet, owner, answer)
             if len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
         return answer

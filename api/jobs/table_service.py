@@ -1,7 +1,6 @@
 """The service of jobs as a table: their rows, and values from their specs, results and progress as columns."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,8 +9,9 @@ import msgspec
 
 from api.data.job_repository import JobRepository
 from api.data.telemetry_reader import TelemetryReader
-from api.http.auth import Authenticator, Principal
+from api.http.auth import Principal
 from api.jobs.listed_rows import EncodedJobList
+from api.jobs.owner_names import OwnerNames
 from api.jobs.service import JobService
 from jobs import store
 from jobs.store import JobFilter
@@ -27,9 +27,6 @@ SAMPLED_JOBS = 200
 MAX_TEXT = 120
 #: Values of the environment are secrets as often as not, and code is no column.
 HIDDEN = ("spec.program.env.", "spec.program.code", "spec.labels.", "spec.name", "spec.pool", "spec.priority")
-#: Names of owners are asked for again after so long.
-OWNER_SECONDS = 60.0
-MAX_OWNERS = 4096
 
 Value = str | float | int | bool | None
 
@@ -58,14 +55,13 @@ class TableService:
         jobs: JobService,
         records: JobRepository,
         telemetry: TelemetryReader,
-        authenticator: Authenticator,
+        owners: OwnerNames,
     ) -> None:
         self._store = control
         self._jobs = jobs
         self._records = records
         self._telemetry = telemetry
-        self._authenticator = authenticator
-        self._owners: dict[str, tuple[str, float]] = {}
+        self._owners = owners
 
     async def read_table(
         self,
@@ -114,7 +110,7 @@ class TableService:
             self._read_archived(who, rows) if archived else self._read_columns(who, rows),
             self._telemetry.read_many_progress(attempts),
         )
-        owners = await self._read_owners({one.token for one in columns if one.token})
+        owners = await self._owners.read_names({one.token for one in columns if one.token})
         return [dict(_flatten(one, last, owners.get(one.token))) for one, last in zip(columns, progress, strict=True)]
 
     async def _read_columns(self, who: Principal, rows: Sequence[_Row]) -> Sequence[JobColumns]:
@@ -123,19 +119,9 @@ class TableService:
     async def _read_archived(self, who: Principal, rows: Sequence[_Row]) -> Sequence[JobColumns]:
         found = await asyncio.gather(*(self._records.read_archived(who.tenant, row.id) for row in rows))
         return [
-            JobColumns("", {}, b"") if one is None else JobColumns("", one.record.result or {}, one.spec)
+            JobColumns("", {}, b"") if one is None else JobColumns(one.record.token, one.record.result or {}, one.spec)
             for one in found
         ]
-
-    async def _read_owners(self, ids: set[str]) -> dict[str, str]:
-        """What the tokens are called, by their ids."""
-        now = time.monotonic()
-        if len(self._owners) > MAX_OWNERS:
-            self._owners.clear()
-        unknown = [token for token in ids if self._owners.get(token, ("", 0.0))[1] < now]
-        names = await asyncio.gather(*(self._authenticator.name_token(token) for token in unknown))
-        self._owners |= {token: (name, now + OWNER_SECONDS) for token, name in zip(unknown, names, strict=True)}
-        return {token: self._owners[token][0] for token in ids}
 
 
 def _parse_columns(columns: str) -> list[str]:

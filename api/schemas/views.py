@@ -92,12 +92,17 @@ def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
     return None if queue is None or job.reason in OUT_OF_QUEUE else queue.ahead + 1
 
 
-def job_status(view: JobView, progress: Progress | None, fleet: FleetFacts, *, shows_env: bool = True) -> JobStatus:
-    """`shows_env`: with the values of environment variables, which only those may see who may submit jobs."""
+def job_status(
+    view: JobView, progress: Progress | None, fleet: FleetFacts, owner: str | None = None, *, shows_env: bool = True
+) -> JobStatus:
+    """`owner` is what the token is called that has submitted it. `shows_env`: with the values of environment variables,
+    which only those may see who may submit jobs."""
     job, spec = view.record, view.spec
     return JobStatus(
         **_common_fields(job, reason_view(job, view.queue, fleet), fleet),
         version=job.version,
+        tenant=job.tenant,
+        owner=owner,
         queue_position=queue_position(job, view.queue),
         retries=job.retries,
         max_retries=job.max_retries,

@@ -125,6 +125,7 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
     max_retries: int
     version: int
     parent: str | None
+    token: str = ""  # that has submitted it
     error: dict[str, Any] | None
     result: dict[str, Any] | None
     losses: int = 0  # attempts lost to failures of the service
@@ -144,6 +145,7 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
             max_retries=int(fields[b"max_retries"]),
             version=int(fields[b"version"]),
             parent=_text_field(fields, b"parent") or None,
+            token=_text_field(fields, b"token"),
             error=_json_field(fields, b"error"),
             result=_json_field(fields, b"result"),
             losses=int(fields.get(b"losses") or 0),

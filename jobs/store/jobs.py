@@ -87,6 +87,7 @@ def submit(
             created, start_after, reason, message, *queue = reply[2:]
             record = replace_fields(
                 _new_record(tenant, job, spec, parent, created=int(created)),
+                token=token,
                 reason=StateReason(reason.decode()),
                 message=message.decode(),
                 start_after=int(start_after or 0) or None,

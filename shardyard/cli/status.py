@@ -26,6 +26,7 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
     lines = {
         "job": f"{status.name}  {status.id}",
         "state": state_and_reason(status),
+        "owner": status.owner and f"{status.owner} of tenant {status.tenant}",
         "asks for": f"{devices} of pool {status.pool}, {status.strategy}",
         "rehearsal": status.rehearsal and "REHEARSAL: its devices only act as GPUs",
         "start": status.start,
@@ -85,10 +86,10 @@ def checkpoint_text(found: "CheckpointView") -> str:
 
 
 def result_text(result: dict[str, Any]) -> str:
+    """The loss and the metrics; empty where there are none, as of a job that only runs forward."""
     numbers = {"loss": result.get("loss")} | (result.get("metrics") or {})
-    return (
-        ", ".join(f"{name} {formatting.format_number(value)}" for name, value in numbers.items() if value is not None)
-        or "none"
+    return ", ".join(
+        f"{name} {formatting.format_number(value)}" for name, value in numbers.items() if value is not None
     )
 
 

@@ -267,8 +267,8 @@ def print_end(status: JobStatus, console: Console, *, with_traceback: bool = Tru
     line = _state_text(status)
     if took is not None:
         line.append(f" after {formatting.format_duration(took)}", style="default")
-    if status.result:
-        line.append(f": {result_text(status.result)}", style="default")
+    if status.result and (numbers := result_text(status.result)):
+        line.append(f": {numbers}", style="default")
     console.print(line, soft_wrap=True)
     for words in _failure_lines(status, with_traceback=with_traceback):
         console.print(words, markup=False, highlight=False, soft_wrap=True)

@@ -131,6 +131,8 @@ class JobStatus(JobSummary, frozen=True, kw_only=True):
     """The status of one job. `losses` counts attempts lost to failures of the service, which are not retries."""
 
     version: int = 0
+    tenant: str = ""
+    owner: str | None = None  # the name of the token that has submitted it
     queue_position: int | None = None
     retries: int = 0
     max_retries: int = 0

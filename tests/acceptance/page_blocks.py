@@ -8,14 +8,18 @@
 <!-- not run: why -->      in the line before a block: nothing
 """
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 _BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?"
-    r"^(?P<fence>```+)(?P<language>\w*)(?: title=\"(?P<title>[^\"\n]+)\")?[ ]*\n(?P<text>.*?)^(?P=fence)$",
+    r"(?:^[ ]*<!-- not run: (?P<why>[^\n]+) -->\n)?"
+    r"^(?P<indent>[ ]*)(?P<fence>```+)(?P<language>\w*)(?: title=\"(?P<title>[^\"\n]+)\")?[ ]*\n"
+    r"(?P<text>.*?)^(?P=indent)(?P=fence)$",
     re.DOTALL | re.MULTILINE,
 )
 PRINTS = "prints"
@@ -39,9 +43,21 @@ class Block:
 
 def read_blocks(page: Path) -> list[Block]:
     return [
-        Block(found["language"], found["title"] or "", found["text"], found["why"] or "")
+        Block(found["language"], found["title"] or "", dedent(found["text"]), found["why"] or "")
         for found in _BLOCK.finditer(page.read_text())
     ]
+
+
+def reader_environment(data_dir: Path, home: Path) -> dict[str, str]:
+    """Of somebody who has activated this environment, and whose service is the one with `data_dir`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
+    return kept | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SHARDYARD_DATA_DIR": str(data_dir),
+        "IPYTHONDIR": str(home / "ipython"),
+        "NO_COLOR": "1",
+        "COLUMNS": "100",
+    }
 
 
 def missing_lines(shown: str, printed: str) -> Iterator[str]:

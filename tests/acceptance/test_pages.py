@@ -1,6 +1,5 @@
 """Everything that tutorials and how-tos tell a reader to type, typed against one service."""
 
-import os
 import shutil
 import socket
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.harness import Up
-from tests.acceptance.page_blocks import Block, missing_lines, read_blocks
+from tests.acceptance.page_blocks import Block, missing_lines, read_blocks, reader_environment
 
 pytestmark = pytest.mark.acceptance
 
@@ -137,7 +136,7 @@ def run_page(blocks: list[Block], up: Up, project: Path) -> list[tuple[Block, st
     ran = subprocess.run(
         ["bash", "-c", on_this_service("\n".join(script), up)],
         cwd=project,
-        env=reader_environment(up, project),
+        env=reader_environment(up.data_dir, project.parent),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -177,17 +176,6 @@ def outputs_before(blocks: list[Block], parts: list[str]) -> Iterator[str]:
             yield parts[ran - 1]
         elif not block.is_file and block.language in ("sh", "python"):
             ran += 1
-
-
-def reader_environment(up: Up, project: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
-    return kept | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "SHARDYARD_DATA_DIR": str(up.data_dir),
-        "IPYTHONDIR": str(project.parent / "ipython"),
-        "NO_COLOR": "1",
-        "COLUMNS": "100",
-    }
 
 
 def test_a_line_that_was_not_printed_is_found() -> None:

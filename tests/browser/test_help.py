@@ -1,4 +1,4 @@
-"""The site of the documents in a browser, as the API serves it: its languages and its policy."""
+"""The site of the documents in a browser, as the API serves it: its search, its languages, and its policy."""
 
 import re
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from api.http.problems import install_handlers
 from api.system import help_routes
@@ -17,6 +17,9 @@ from tests.browser.conftest import Pages
 from tools.site.build import build_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+#: What the worker of the search may take to read its index, which takes a second where nothing else runs.
+INDEX_MS = 180_000
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,41 @@ def pages(browser: Browser, site: str) -> Iterator[Pages]:
     page.close()
     # The theme asks for a list of pages beside each page, for its switch of languages, and does without.
     assert [wrong for wrong in pages.wrong if not wrong.endswith("sitemap.xml")] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "ready", "words", "found"),
+    [
+        ("/help/", "Type to start searching", "straggler", "/help/tutorials/find-a-straggler/"),
+        ("/help/", "Type to start searching", "max_retries", "/help/spec/"),
+        ("/help/zh/start/", "键入以开始搜索", "检查点", "/help/zh/how-to/resume/"),
+        ("/help/zh/start/", "键入以开始搜索", "掉队", "/help/zh/tutorials/find-a-straggler/"),
+    ],
+)
+def test_the_search_finds_a_page(pages: Pages, path: str, ready: str, words: str, found: str) -> None:
+    page = pages.open(path)
+    search(page, words, ready)
+    results = page.locator(".md-search-result__item", has=page.locator(f"a[href^='{pages.url}{found}']"))
+    expect(results.first).to_contain_text(words, ignore_case=True)
+    results.locator("a").first.click()
+    expect(page).to_have_url(re.compile(re.escape(found)))
+    expect(page.locator("article h1")).to_be_visible()
+
+
+def search(page: Page, words: str, ready: str) -> None:
+    """Types words once the search has its index, which it says below its field."""
+    expect(page.locator(".md-search-result__meta")).to_have_text(ready, timeout=INDEX_MS)
+    field = page.locator("input.md-search__input")
+    field.click()
+    field.press_sequentially(words)
+    # The search looks at its field when a key comes up. Those of an input method do; here Chinese comes without keys.
+    field.press("End")
+
+
+def test_a_search_for_what_is_nowhere_says_so(pages: Pages) -> None:
+    page = pages.open("/help/")
+    search(page, "zyxwvut", "Type to start searching")
+    expect(page.locator(".md-search-result__meta")).to_have_text("No matching documents")
 
 
 def test_the_switch_leads_to_the_same_page_in_the_other_language(pages: Pages) -> None:

@@ -1382,6 +1382,9 @@ export interface components {
             };
             /** @description grows with every change of the job */
             version: number;
+            /** @description name of the tenant */
+            tenant: string;
+            owner: string | null;
             /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
             /** @description new attempts after failures of the program */
@@ -2928,6 +2931,9 @@ export interface components {
             };
             /** @description version */
             version: number;
+            /** @description name of the tenant */
+            tenant: string;
+            owner: string | null;
             /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
             /** @description new attempts after failures of the program */

@@ -66,7 +66,8 @@ async def test_an_archived_job_answers_as_it_did_and_says_that_it_is_archived(ap
     assert after[""].pop("archived")
     assert after == before
     waited = await api.get(f"/v1/jobs/{job}?wait=30")
-    assert waited["state"] == "succeeded"
+    assert (waited["state"], waited["owner"]) == ("succeeded", "operator")
+    assert (await api.get("/v1/jobs/table?archived=true&columns=owner"))["values"] == [["operator"]]
 
 
 async def test_lists_leave_archived_jobs_out_until_they_are_asked_for(api: Api) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from jobs import store
-from tests.integration.api.conftest import Api
+from tests.integration.api.conftest import Api, bearer
+from tests.support.samples.job_records import a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -26,6 +27,20 @@ async def test_a_table_has_the_rows_of_a_list_and_a_value_for_each_column(api: A
     assert [values[1:] for values in table["values"]] == [["recipe", None, None, None]] * 2
     assert all(isinstance(values[0], str) and values[0] for values in table["values"])
     assert (sum(table["counts"].values()), table["counts"]["failed"]) == (2, 0)
+
+
+async def test_a_status_names_the_tenant_and_the_owner_as_a_table_does(api: Api) -> None:
+    body = {"name": "ana's laptop", "scopes": ["read", "submit"], "tenant": "vision"}
+    made = (await api.client.post("/v1/tokens", json=body)).json()
+    hers = bearer(made["token"])
+    answer = await api.client.post("/v1/jobs", json=a_spec_body(), headers=hers)
+    job = answer.json()["id"]
+    read = await api.get(f"/v1/jobs/{job}", headers=hers)
+    assert [(one["tenant"], one["owner"]) for one in (answer.json(), read)] == [("vision", "ana's laptop")] * 2
+    table = await api.get("/v1/jobs/table?columns=owner", headers=hers)
+    assert table["values"] == [["ana's laptop"]]
+    mine = await api.get(f"/v1/jobs/{await api.submit()}")
+    assert (mine["tenant"], mine["owner"]) == ("default", "operator")
 
 
 async def test_a_table_is_read_page_by_page_and_filtered_as_a_list_is(api: Api) -> None:

@@ -10,6 +10,7 @@ export function Facts(props: { job: JobStatus }) {
   const { job } = props;
   const facts: [string, string][] = [
     ["id", job.id],
+    ["owner", job.owner ? `${job.owner} of tenant ${job.tenant}` : `tenant ${job.tenant}`],
     [
       "batch",
       job.batch_size == null

@@ -26,6 +26,9 @@ def test_a_status_is_answered_with_the_same_bytes_until_something_of_it_changes(
     stepped = statuses.encode_status(view, Progress(step=3), FLEET)
     assert json.loads(stepped.body)["progress"]["step"] == 3
     assert stepped.tag != first.tag
+    owned = statuses.encode_status(view, Progress(step=3), FLEET, "ana")
+    assert json.loads(owned.body)["owner"] == "ana"
+    assert statuses.encode_status(view, Progress(step=3), FLEET, "ana") is owned
     renamed = FleetFacts({"host-a": {0: "cuda:0"}})
     placed = a_view(node="host-a", leased=(0,))
     before, after = statuses.encode_status(placed, None, FLEET), statuses.encode_status(placed, None, renamed)

@@ -34,6 +34,18 @@ def status(**fields: Any) -> JobStatus:
     return msgspec.convert(known, JobStatus)
 
 
+def test_the_owner_is_shown_with_the_tenant() -> None:
+    assert dict(status_lines(status(owner="ana", tenant="vision")))["owner"] == "ana of tenant vision"
+    assert "owner" not in dict(status_lines(status()))
+
+
+def test_a_result_without_numbers_has_no_line() -> None:
+    assert (
+        dict(status_lines(status(result={"loss": 0.5, "metrics": {"accuracy": 1}})))["result"] == "loss 0.5, accuracy 1"
+    )
+    assert "result" not in dict(status_lines(status(result={"loss": None, "metrics": {}})))
+
+
 def test_the_network_of_the_newest_attempt_is_shown_once_there_is_one() -> None:
     assert dict(status_lines(status(network="none")))["network"] == "none (its own loopback only)"
     assert dict(status_lines(status(network="host")))["network"] == "the node's"
