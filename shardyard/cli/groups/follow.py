@@ -50,7 +50,8 @@ def follow_group(client: "Client", kind: str, group: str, *, as_json: bool = Fal
 def describe_progress(group: "GroupSummary") -> str:
     ended = sum(count for state, count in group.counts.items() if state not in ("queued", "starting", "running"))
     failed = group.counts.get("failed", 0)
-    words = f"{group.name}: {group.state}, {ended} of {count_noun(group.jobs, 'job')} ended"
+    expected = max(group.jobs, getattr(group, "planned", 0))  # a sweep that Optuna leads has fewer jobs at first
+    words = f"{group.name}: {group.state}, {ended} of {count_noun(expected, 'job')} ended"
     return f"{words}, {failed} of them failed" if failed else words
 
 
