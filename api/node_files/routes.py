@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from api.http import problems, responses
 from api.http.deps import Node, service_of
+from api.http.file_paths import FILE_PATH
 from api.http.operation_docs import BYTES, content_of, describe
 from api.node_files.service import NodeFileService, UploadPart, WrongOffset
 from api.results import file_response
@@ -24,7 +25,7 @@ Length = Annotated[int, Header(alias="Upload-Length", ge=0, le=2**53, descriptio
 Text = Annotated[str, Query(max_length=MAX_PATH_BYTES)]
 
 router = APIRouter(tags=["node files"])
-FILE = "/v1/node/files/{path:path}"
+FILE = f"/v1/node/files/{FILE_PATH}"
 _BODY = {"required": True, "content": content_of("application/octet-stream", BYTES)}
 _REFUSES = ("too_many_transfers", "wrong_offset", "storage_low")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")

@@ -24,15 +24,16 @@ from tests.integration.api.streams import Reader
 from tests.integration.api.test_process import until
 from tests.integration.storage.bucket_service import URL, BucketService, CarriedAttempt, bucket_service
 from tests.support.servers.redis_server import running_redis
+from tests.support.servers.s3_server import MOTO, SEAWEEDFS
 from workers.carrier.fetching import fetch_bundle
 
 PARTS = ("", "/attempts", "/splits", "/logs", "/metrics", "/artifacts", "/artifacts/weights", "/artifacts/notes.txt")
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketService]:
-    with bucket_service(tmp_path_factory.mktemp("bucket")) as service:
+@pytest.fixture(scope="module", params=[MOTO, pytest.param(SEAWEEDFS, marks=pytest.mark.slow)])
+def module_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketService]:
+    with bucket_service(tmp_path_factory.mktemp("bucket"), request.param) as service:
         yield service
 
 
