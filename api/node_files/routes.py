@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from api.http import problems, responses
+from api.http.conventions.file_paths import FILE_PATH
 from api.http.deps import Node, service_of
-from api.http.file_paths import FILE_PATH
 from api.http.operation_docs import BYTES, content_of, describe
 from api.node_files.service import NodeFileService, UploadPart, WrongOffset
 from api.results import file_response

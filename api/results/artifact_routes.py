@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.http import responses
+from api.http.conventions.file_paths import FILE_PATH
 from api.http.deps import Caller, JobId
-from api.http.file_paths import FILE_PATH
 from api.http.operation_docs import BYTES, content_of, describe
 from api.results import file_response
 from api.results.deps import ServiceDep

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -150,6 +151,18 @@ def test_what_a_job_has_left_is_read_by_any_api_and_costs_the_bucket_nothing_aga
     for part in ("/logs", "/metrics", "/splits"):
         assert service.client.get(f"/v1/jobs/{job}{part}").content == first[part]
     assert service.proxy.requests == before
+
+
+def test_files_with_odd_names_are_listed_and_downloaded(service: BucketService, running: CarriedAttempt) -> None:
+    names = ["back\\slash", "..\\up", "two\nlines", "tab\t"]
+    for name in names:
+        running.write(f"files/{name}", name.encode())
+    running.carry(finished=True)
+    listed = service.client.get(f"/v1/jobs/{running.job}/artifacts").raise_for_status().json()["artifacts"]
+    assert {one["path"] for one in listed} >= {f"files/{name}" for name in names}
+    for name in names:
+        answer = service.client.get(f"/v1/jobs/{running.job}/artifacts/{quote(f'files/{name}')}")
+        assert (answer.status_code, answer.content) == (200, name.encode())
 
 
 def test_a_download_may_be_a_range_and_only_that_is_fetched(service: BucketService) -> None:
