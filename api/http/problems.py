@@ -79,6 +79,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "unauthenticated": (401, "A valid token is needed"),
     "sign_in_failed": (401, "The sign-in did not succeed"),
     "forbidden": (403, "The token lacks the scope"),
+    "files_in_bucket": (403, "Nodes bring their files to a bucket"),
     "no_access": (403, "No access to this service"),
     "not_found": (404, "Not found"),
     "method_not_allowed": (405, "Method not allowed"),

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from api.http import problems, responses
+from api.http.conventions.file_paths import FILE_PATH
 from api.http.deps import Node, service_of
 from api.http.operation_docs import BYTES, content_of, describe
 from api.node_files.service import NodeFileService, UploadPart, WrongOffset
@@ -24,13 +25,14 @@ Length = Annotated[int, Header(alias="Upload-Length", ge=0, le=2**53, descriptio
 Text = Annotated[str, Query(max_length=MAX_PATH_BYTES)]
 
 router = APIRouter(tags=["node files"])
-FILE = "/v1/node/files/{path:path}"
+FILE = f"/v1/node/files/{FILE_PATH}"
 _BODY = {"required": True, "content": content_of("application/octet-stream", BYTES)}
-_REFUSES = ("too_many_transfers", "wrong_offset", "storage_low")
+_READS = ("files_in_bucket", "too_many_transfers")
+_REFUSES = (*_READS, "wrong_offset", "storage_low")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 
-@router.get("/v1/node/files", **describe("List files", NodeFileList, refuses=("too_many_transfers",)))
+@router.get("/v1/node/files", **describe("List files", NodeFileList, refuses=_READS))
 async def list_files(who: Node, files: ServiceDep, prefix: Text, cursor: Text = "") -> Response:
     """All files below a directory, by path; `cursor` is `next` of the page before."""
     return responses.json_response(await files.list_files(who, prefix, cursor))
@@ -39,7 +41,7 @@ async def list_files(who: Node, files: ServiceDep, prefix: Text, cursor: Text = 
 @router.head(
     FILE,
     response_class=Response,
-    **describe("Size of a file", without_body=(200,), refuses=("too_many_transfers",)),
+    **describe("Size of a file", without_body=(200,), refuses=_READS),
 )
 async def read_size(who: Node, files: ServiceDep, path: str, digest: Digest = "") -> Response:
     """In `Upload-Offset`. With a digest: how much has come of an upload that is not complete."""
@@ -54,7 +56,7 @@ async def read_size(who: Node, files: ServiceDep, path: str, digest: Digest = ""
         content_of("application/octet-stream", BYTES),
         statuses=(200, 206),
         without_body=(304,),
-        refuses=("range_not_satisfiable", "too_many_transfers"),
+        refuses=("range_not_satisfiable", *_READS),
     ),
 )
 async def read(
@@ -96,7 +98,11 @@ async def put(
     return _at(204 if written == length else 202, written)
 
 
-@router.delete(FILE, status_code=204, **describe("Remove a file, or all below a directory", refuses=("conflict",)))
+@router.delete(
+    FILE,
+    status_code=204,
+    **describe("Remove a file, or all below a directory", refuses=("conflict", "files_in_bucket")),
+)
 async def remove(who: Node, files: ServiceDep, path: str) -> Response:
     await files.remove(who, path)
     return Response(status_code=204)

@@ -33,12 +33,13 @@ from jobs.storage.remote import (
     UnknownFile,
     check_path,
 )
+from jobs.storage.target import target_of
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import (
     BodyTooLarge,
     Conflict,
     FieldError,
-    Forbidden,
+    FilesInBucket,
     InvalidRequest,
     NotFound,
     ShardyardError,
@@ -224,7 +225,10 @@ class NodeFileService:
     @contextmanager
     def _request(self, who: Principal) -> Iterator[None]:
         if self._threads.bucket is not None:
-            raise Forbidden("this service keeps its files in a bucket: name that in SHARDYARD_STORAGE of the node, too")
+            raise FilesInBucket(
+                "this service keeps its files in a bucket, where nodes bring theirs themselves: set SHARDYARD_STORAGE="
+                f"{target_of(self._settings).url} on the node, and the AWS_... variables by which it reaches that"
+            )
         if not self._slots.has_room(who.node):
             raise TooManyTransfers(f"node {who.node} has {SLOTS_OF_NODE} requests already, or the service all it takes")
         with self._slots.hold(who.node):

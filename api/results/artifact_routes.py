@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.http import responses
+from api.http.conventions.file_paths import FILE_PATH
 from api.http.deps import Caller, JobId
 from api.http.operation_docs import BYTES, content_of, describe
 from api.results import file_response
@@ -22,7 +23,7 @@ async def list_artifacts(who: Caller, results: ServiceDep, job: JobId, attempt: 
 
 
 @router.get(
-    "/v1/jobs/{job}/artifacts/{path:path}",
+    f"/v1/jobs/{{job}}/artifacts/{FILE_PATH}",
     response_class=Response,
     **describe(
         "Download one of a job's files",

@@ -22,6 +22,10 @@ EXPLANATIONS: Final = {
         "a single sign-on that was denied, took too long, did not begin in this browser, or cannot be proven"
     ),
     "forbidden": "the token lacks the scope, or it is a node's and the file belongs to no attempt of that node",
+    "files_in_bucket": (
+        "a node would bring its files to the API, and the service keeps them in a bucket: name that in the node's "
+        "`SHARDYARD_STORAGE`"
+    ),
     "no_access": "the identity provider knows this person, and no access rule is for them",
     "over_quota": "the job needs more than the quota of the tenant or the token will ever allow",
     "not_found": "no such thing, or it is another tenant's",

@@ -1,8 +1,8 @@
 """A service whose files are in a bucket, beside one that has them in a directory.
 
-Both are `shardyard up` on this machine. The bucket is in moto's S3 server, a Python process that has its objects in
-memory: it takes a core where a store of its own machine would take none, so what is slower here is so by more than the
-network explains. Jobs run on one service after the other, in turns.
+Both are `shardyard up` on this machine, and so is the S3 server, SeaweedFS in one process: it takes cores and a disk
+where a store of its own machine would take none, so what is slower here is so by more than the network explains. Jobs
+run on one service after the other, in turns.
 
 Lines: a script prints as fast as it can, and a client that follows the log takes the time from its first to its last
 line. A first line: from the POST to that line at the client. An end: from the script's last line to the end, which is

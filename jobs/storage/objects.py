@@ -9,22 +9,22 @@ Small segments at the end of a row are joined: all of them when they have `SEGME
 log2(`SEGMENT_BYTES`) times at most, however slowly a file grows, and a row has few objects.
 """
 
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
+from jobs.storage.object_keys import SEGMENTS, key_of, parse_key, path_of, segment_key
 from jobs.storage.remote import (
     CHUNK_BYTES,
     DigestMismatch,
@@ -49,13 +49,13 @@ KNOWN_ROWS = 4096
 SEGMENT_BYTES, MAX_SMALL = 4 * 1024 * 1024, 64
 #: Requests at a time for parts of one file.
 PARTS_AT_ONCE = 8
-_SEGMENTS = "/.segments/"
-_SEGMENT = re.compile(r"(.+)/\.segments/(\d{20})")
 #: How servers say that they have no room: a status, and codes of several makers.
 _FULL = ("507 Insufficient", "StorageFull", "QuotaExceeded", "InsufficientStorage")
 #: How servers say that they put no object on a condition.
 _UNCONDITIONAL = ("501 Not Implemented", "NotImplemented")
+_BAD_REQUEST = "400 Bad Request"
 
+T = TypeVar("T")
 #: Where a segment begins and ends in its file.
 Segment = tuple[int, int]
 
@@ -104,7 +104,7 @@ class ObjectStorage:
         self._lock = threading.Lock()
 
     def append(self, path: str, offset: int, data: bytes) -> None:
-        check_path(path)
+        _check_new(path)
         if len(data) > CHUNK_BYTES:
             raise ValueError(f"at most {CHUNK_BYTES} bytes are appended at a time")
         with _translated(path):
@@ -124,7 +124,7 @@ class ObjectStorage:
 
     def _put_segment(self, path: str, begins: int, data: bytes) -> bool:
         """False: another process has begun the file. The first segment decides that, so that files of two never mix."""
-        key = _segment(path, begins)
+        key = segment_key(path, begins)
         if not begins:
             try:
                 obstore.put(self._store, key, data, mode="create")
@@ -138,11 +138,11 @@ class ObjectStorage:
         return True
 
     def put(self, path: str, file: Path, digest: str) -> None:
-        check_path(path)
+        _check_new(path)
         if digest_file(file) != digest:
             raise DigestMismatch(f"{path}: the file is not what its digest says")
         with _translated(path):
-            obstore.put(self._store, path, file)
+            obstore.put(self._store, key_of(path), file)
             self._drop_row(path)
 
     def size(self, path: str) -> int | None:
@@ -154,12 +154,12 @@ class ObjectStorage:
         limit = min(limit, CHUNK_BYTES)
         with _translated(path):
             try:
-                size = int(obstore.head(self._store, path)["size"])
+                found = self._head(path)
             except FileNotFoundError:
                 if not self._row(path, fresh=True):
                     raise UnknownFile(f"{path}: there is no such file") from None
                 return self._read_row(path, offset, limit)
-            return self._range(path, offset, min(size, offset + limit))
+            return self._range(str(found["path"]), offset, min(int(found["size"]), offset + limit))
 
     def read_parts(self, path: str, offset: int = 0, *, whole: bool = False) -> Iterator[bytes]:
         """As the port says; several parts are on their way at a time. `whole`: a file that is appended to is none."""
@@ -170,19 +170,20 @@ class ObjectStorage:
 
     def _parts(self, path: str, offset: int, whole: bool) -> list["partial[bytes]"]:
         try:
-            size = int(obstore.head(self._store, path)["size"])
+            found = self._head(path)
         except FileNotFoundError:
             row = [] if whole else self._row(path, fresh=True)
             if not row:
                 raise
             left = [(max(0, offset - begins), _length((begins, ends)), begins) for begins, ends in row if ends > offset]
-            return [partial(self._range, _segment(path, begins), start, end) for start, end, begins in left]
+            return [partial(self._range, segment_key(path, begins), start, end) for start, end, begins in left]
+        key, size = str(found["path"]), int(found["size"])
         starts = range(offset, size, CHUNK_BYTES)
-        return [partial(self._range, path, start, min(size, start + CHUNK_BYTES)) for start in starts]
+        return [partial(self._range, key, start, min(size, start + CHUNK_BYTES)) for start in starts]
 
     def names(self, prefix: str) -> list[str]:
         check_path(prefix)
-        return self._names(f"{prefix}/")
+        return self._names(f"{key_of(prefix)}/")
 
     def all_names(self) -> list[str]:
         """The paths of all files, sorted. Raises RemoteError."""
@@ -190,12 +191,13 @@ class ObjectStorage:
 
     def _names(self, prefix: str) -> list[str]:
         with _translated(prefix):
-            return sorted({_parse_key(str(meta["path"]))[0] for meta in self._listed(prefix)})
+            return sorted({parse_key(str(meta["path"]))[0] for meta in self._listed(prefix)})
 
     def remove(self, prefix: str) -> None:
         check_path(prefix)
         with _translated(prefix):
-            keys = [prefix, *(str(meta["path"]) for meta in self._listed(f"{prefix}/"))]
+            key = key_of(prefix)
+            keys = [key, *(str(meta["path"]) for meta in self._listed(f"{key}/"))]
             for start in range(0, len(keys), 1000):
                 _delete(self._store, keys[start : start + 1000])
         with self._lock:
@@ -209,7 +211,7 @@ class ObjectStorage:
         check_path(path)
         with _translated(path):
             try:
-                return _stored_object(obstore.head(self._store, path))
+                return _stored_object(self._head(path))
             except FileNotFoundError:
                 row = [] if whole else self._row(path, fresh=True)
                 return StoredObject(path, row[-1][1], 0.0) if row else None
@@ -219,7 +221,9 @@ class ObjectStorage:
         with _translated(path):
             try:
                 options: Any = {"range": (start, end), "if_match": tag}
-                return bytes(obstore.get(self._store, path, options=options).bytes()) if start < end else b""
+                if start >= end:
+                    return b""
+                return self._of_either(path, lambda key: bytes(obstore.get(self._store, key, options=options).bytes()))
             except exceptions.PreconditionError as error:
                 raise UnknownFile(f"{path} has been replaced") from error
 
@@ -228,8 +232,8 @@ class ObjectStorage:
         check_path(prefix)
         with _translated(prefix):
             last = StoredObject("", 0, 0.0)
-            for meta in self._listed(f"{prefix}/"):
-                path, begins = _parse_key(str(meta["path"]))
+            for meta in self._listed(f"{key_of(prefix)}/"):
+                path, begins = parse_key(str(meta["path"]))
                 if path == last.path and last.tag:
                     continue  # what a crash has left of its row
                 if path != last.path:
@@ -248,15 +252,15 @@ class ObjectStorage:
         """Names of files and directories in a directory. Raises RemoteError."""
         check_path(prefix)
         with _translated(prefix):
-            found = obstore.list_with_delimiter(self._store, prefix=f"{prefix}/")
+            found = obstore.list_with_delimiter(self._store, prefix=f"{key_of(prefix)}/")
             paths = [*map(str, found["common_prefixes"]), *(str(meta["path"]) for meta in found["objects"])]
-            return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
+            return sorted({path_of(path.rstrip("/").rpartition("/")[2]) for path in paths})
 
     def sign(self, path: str, lifetime: timedelta) -> str:
         """A URL that whoever has it may read a whole file by, for a time. Raises RemoteError."""
         check_path(path)
         with _translated(path):
-            return str(obstore.sign(self._store, "GET", path, lifetime))
+            return str(obstore.sign(self._store, "GET", key_of(path), lifetime))
 
     # -- rows of segments ------------------------------------------------------------------------------
 
@@ -271,14 +275,14 @@ class ObjectStorage:
         if row is not None and not fresh:
             return row
         known: list[Segment] = []
-        for meta in sorted(self._listed(f"{path}{_SEGMENTS}"), key=lambda one: str(one["path"])):
+        for meta in sorted(self._listed(f"{key_of(path)}{SEGMENTS}"), key=lambda one: str(one["path"])):
             begins = int(str(meta["path"]).rpartition("/")[2])
             if begins == (known[-1][1] if known else 0):
                 known.append((begins, begins + int(meta["size"])))
         with suppress(FileNotFoundError):
             while known:  # a list may be behind
                 end = known[-1][1]
-                known.append((end, end + int(obstore.head(self._store, _segment(path, end))["size"])))
+                known.append((end, end + int(obstore.head(self._store, segment_key(path, end))["size"])))
         with self._lock:
             self._rows[path] = known
             self._rows.move_to_end(path)
@@ -298,7 +302,7 @@ class ObjectStorage:
         for begins, ends in row:
             first, last = max(begins, offset), min(ends, offset + limit)
             if first < last:
-                wanted.append(partial(self._range, _segment(path, begins), first - begins, last - begins))
+                wanted.append(partial(self._range, segment_key(path, begins), first - begins, last - begins))
         if len(wanted) < 2:
             return b"".join(part() for part in wanted)
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
@@ -312,16 +316,34 @@ class ObjectStorage:
         if not joined:
             return
         begins, ends = joined[0][0], joined[-1][1]
-        obstore.put(self._store, _segment(path, begins), self._read_segments(path, joined, begins, ends - begins))
-        _delete(self._store, [_segment(path, one) for one, _ in joined[1:]])
+        obstore.put(self._store, segment_key(path, begins), self._read_segments(path, joined, begins, ends - begins))
+        _delete(self._store, [segment_key(path, one) for one, _ in joined[1:]])
         with self._lock:
             self._rows[path] = [*row[: -len(joined)], (begins, ends)]
 
     def _drop_row(self, path: str) -> None:
         """Remove all segments, also those that a crash has left beside the row."""
-        _delete(self._store, [str(meta["path"]) for meta in self._listed(f"{path}{_SEGMENTS}")])
+        _delete(self._store, [str(meta["path"]) for meta in self._listed(f"{key_of(path)}{SEGMENTS}")])
         with self._lock:
             self._rows.pop(path, None)
+
+    def _head(self, path: str) -> Any:
+        return self._of_either(path, lambda key: obstore.head(self._store, key))
+
+    def _of_either(self, path: str, ask: Callable[[str], T]) -> T:
+        """What is said of a whole file. Version 0.2.0 has put all files under their paths, which few keys are not.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        key = key_of(path)
+        try:
+            return ask(key)
+        except FileNotFoundError:
+            if key != path:
+                with suppress(ValueError), _suppressed_refusal():  # where that is no key
+                    return ask(path)
+            raise
 
     def _range(self, key: str, start: int, end: int) -> bytes:
         return bytes(obstore.get_range(self._store, key, start=start, end=end)) if start < end else b""
@@ -354,7 +376,7 @@ def _length(segment: Segment) -> int:
 
 def _stored_object(meta: Any) -> StoredObject:
     modified = meta["last_modified"].timestamp()
-    return StoredObject(str(meta["path"]), int(meta["size"]), modified, str(meta["e_tag"] or ""))
+    return StoredObject(path_of(str(meta["path"])), int(meta["size"]), modified, str(meta["e_tag"] or ""))
 
 
 def _batches(parts: Sequence["partial[bytes]"], most: int) -> Iterator[Sequence["partial[bytes]"]]:
@@ -365,14 +387,10 @@ def _call(part: "partial[bytes]") -> bytes:
     return part()
 
 
-def _segment(path: str, begins: int) -> str:
-    return f"{path}{_SEGMENTS}{begins:020}"
-
-
-def _parse_key(key: str) -> tuple[str, int | None]:
-    """The file that an object is of, and where it begins there; None: it is the file."""
-    match = _SEGMENT.fullmatch(key)
-    return (key, None) if match is None else (match[1], int(match[2]))
+def _check_new(path: str) -> None:
+    """Raises ValueError."""
+    check_path(path)
+    check_path(key_of(path))  # which may be longer
 
 
 def _delete(store: S3Store, keys: list[str]) -> None:
@@ -381,6 +399,15 @@ def _delete(store: S3Store, keys: list[str]) -> None:
             obstore.delete(store, keys)
     except FileNotFoundError:  # S3 itself does not mind
         return
+
+
+@contextmanager
+def _suppressed_refusal() -> Iterator[None]:
+    try:
+        yield
+    except exceptions.GenericError as error:
+        if _BAD_REQUEST not in str(error):
+            raise
 
 
 @contextmanager

@@ -36,6 +36,10 @@ class RemoteRefused(RemoteError):
     """The credential may not do that, or there is none."""
 
 
+class RemoteElsewhere(RemoteRefused):
+    """The service keeps no files there; the message says where it does."""
+
+
 class UnknownFile(RemoteError):
     """There is no such file."""
 

@@ -21,6 +21,7 @@ from jobs.storage.remote import (
     CHUNK_BYTES,
     DigestMismatch,
     OffsetMismatch,
+    RemoteElsewhere,
     RemoteError,
     RemoteFull,
     RemoteRefused,
@@ -304,6 +305,8 @@ def _require_success(answer: httpx.Response, path: str) -> None:
         raise RemoteFull(said, seconds)
     if status in _REPEATED:
         raise RemoteUnavailable(said, seconds)
+    if status == HTTPStatus.FORBIDDEN and b'"files_in_bucket"' in answer.content:
+        raise RemoteElsewhere(_detail(answer))
     if status in _REFUSED:
         raise RemoteRefused(said)
     if status == HTTPStatus.NOT_FOUND:

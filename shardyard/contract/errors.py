@@ -135,6 +135,10 @@ class NoAccess(Forbidden):
     code = "no_access"
 
 
+class FilesInBucket(Forbidden):
+    code = "files_in_bucket"
+
+
 class OverQuota(ShardyardError):
     code = "over_quota"
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.s3 import variables_of
 from tests.acceptance.harness import Up, wait_until
 from tests.acceptance.test_up import digits, is_past
 from tests.support.servers.s3_proxy import S3Proxy, s3_proxy
-from tests.support.servers.s3_server import s3_bucket
+from tests.support.servers.s3_server import MOTO, SEAWEEDFS, s3_bucket
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
 
@@ -23,16 +24,10 @@ print("\\n".join(f"line {number}" for number in range(2_000)))
 """
 
 
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
-    with s3_bucket(tmp_path, "jobs") as server, s3_proxy(server) as proxy:
-        for name, value in {
-            "SHARDYARD_STORAGE": "s3://jobs/shardyard",
-            "AWS_ENDPOINT_URL": proxy.url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }.items():
+@pytest.fixture(params=[MOTO, SEAWEEDFS])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    with s3_bucket(tmp_path, "jobs", request.param) as server, s3_proxy(server) as proxy:
+        for name, value in {"SHARDYARD_STORAGE": "s3://jobs/shardyard", **variables_of(proxy.url)}.items():
             monkeypatch.setenv(name, value)
         yield proxy
 

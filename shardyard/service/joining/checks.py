@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -20,14 +21,16 @@ import redis
 
 from jobs.files.paths import MAX_CHECK_BYTES, node_check
 from jobs.model.settings import Settings
-from jobs.storage.remote import RemoteError, RemoteFull, digest_file
+from jobs.storage.remote import RemoteElsewhere, RemoteError, RemoteFull, RemoteStorage, digest_file
 from jobs.storage.service import ServiceStorage
+from jobs.storage.target import target_of
 from jobs.support.disk_space import read_space
 from shardyard.contract.joins import NodeSetup
+from shardyard.service.joining.settings_file import bucket_variables
 from workers.node.devices import discover_devices
 from workers.sandbox.box.choice import choose_box
 
-REDIS_SECONDS, TORCH_SECONDS = 5.0, 180.0
+REDIS_SECONDS, BUCKET_SECONDS, TORCH_SECONDS = 5.0, 20.0, 180.0
 #: Clocks of nodes order log lines of a job over several of them, and a certificate is valid from a moment on.
 DOUBTFUL_CLOCK_SECONDS, WRONG_CLOCK_SECONDS = 0.1, 300.0
 _TORCH = "import torch; print(torch.__version__, torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -136,10 +139,9 @@ def check_redis(what: str, url: str, advice_for: str) -> Check:
 
 
 def check_storage(settings: Settings) -> Check:
-    """A file there and back, with the node's own token."""
+    """A file there and back, with the node's own token or the credentials of a bucket."""
     try:
-        remote = ServiceStorage(settings.url, settings.read_node_token(), settings.ca, call_seconds=20.0)
-        with tempfile.TemporaryDirectory() as directory:
+        with _storage_of(settings) as remote, tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "check"
             file.write_bytes(body := secrets.token_bytes(MAX_CHECK_BYTES))
             path, began = node_check(settings.node), time.monotonic()
@@ -148,7 +150,11 @@ def check_storage(settings: Settings) -> Check:
             same = remote.read(path, 0, len(body)) == body
             read = time.monotonic()
             remote.remove(path)
-            remote.close()
+    except RemoteElsewhere as error:
+        advice = "set both variables here, and run the newest `shardyard join` command again, which keeps them"
+        return Check("storage", CheckResult.FAILED, str(error), advice)
+    except ImportError as error:
+        return Check("storage", CheckResult.FAILED, str(error), "pip install 'shardyard[server,s3]'")
     except RemoteFull as error:
         return Check("storage", CheckResult.FAILED, str(error), "make room on the disk of the service")
     except (RemoteError, ValueError, OSError) as error:
@@ -157,6 +163,18 @@ def check_storage(settings: Settings) -> Check:
         return Check("storage", CheckResult.FAILED, "a file came back with other bytes", "look at what is between")
     speeds = (len(body) / 1e6 / max(seconds, 1e-6) for seconds in (sent - began, read - sent))
     return Check("storage", CheckResult.PASSED, "1 MiB there at {:.0f} MB/s, back at {:.0f} MB/s".format(*speeds))
+
+
+@contextmanager
+def _storage_of(settings: Settings) -> Iterator[RemoteStorage]:
+    """Raises ValueError, OSError."""
+    if bucket_variables({"SHARDYARD_STORAGE": str(settings.storage)}):
+        from jobs.storage.objects import ObjectStorage  # obstore is for whoever has chosen it
+
+        yield ObjectStorage(target_of(settings).url, retry_seconds=BUCKET_SECONDS)
+        return
+    with closing(ServiceStorage(settings.url, settings.read_node_token(), settings.ca, call_seconds=20.0)) as remote:
+        yield remote
 
 
 def check_disk(settings: Settings) -> Check:

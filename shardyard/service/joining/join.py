@@ -22,7 +22,7 @@ from shardyard.service.joining import checks, systemd
 from shardyard.service.joining.checks import Check, CheckResult
 from shardyard.service.joining.pinned import split_address, trust_fingerprint
 from shardyard.service.joining.reach import check_reach
-from shardyard.service.joining.settings_file import NodeFiles, default_directory
+from shardyard.service.joining.settings_file import NodeFiles, bucket_variables, default_directory
 
 ASK_SECONDS = 20.0
 
@@ -180,6 +180,7 @@ def _choose_settings(options: JoinOptions, known: Mapping[str, str], asked: _Ask
     return {
         "SHARDYARD_NODE_ADDRESS": found,
         "SHARDYARD_STATE_DIR": str(Path(state_dir).expanduser().absolute()),
+        **bucket_variables(os.environ),
         **_options_of_worker(options),
     }
 

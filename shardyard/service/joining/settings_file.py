@@ -63,7 +63,7 @@ class NodeFiles:
             "SHARDYARD_TELEMETRY_URL": with_authority(setup.telemetry_url, authority),
             "SHARDYARD_SUPERVISOR_REDIS_URL": with_authority(setup.supervisor_redis_url, authority),
             "SHARDYARD_SUPERVISOR_TELEMETRY_URL": with_authority(setup.supervisor_telemetry_url, authority),
-            "SHARDYARD_STORAGE": "service",
+            "SHARDYARD_STORAGE": bucket_variables(known).get("SHARDYARD_STORAGE", "service"),
             "SHARDYARD_URL": setup.url,
             "SHARDYARD_CA": str(authority),
             "SHARDYARD_NODE": setup.node,
@@ -81,6 +81,13 @@ class NodeFiles:
         except OSError as error:
             raise Unavailable(f"{self.directory} cannot be written: {error.strerror}") from error
         return variables
+
+
+def bucket_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of a bucket that a node brings its files to, and reaches by them; none where they name no bucket."""
+    if not variables.get("SHARDYARD_STORAGE", "").startswith("s3:"):
+        return {}
+    return {name: value for name, value in variables.items() if name == "SHARDYARD_STORAGE" or name.startswith("AWS_")}
 
 
 def default_directory() -> Path:

@@ -23,6 +23,7 @@ import psutil
 from shardyard.client import Client
 from shardyard.client.transport import trust_certificate
 from tests.faults.inject.hosts import Hosts, running_hosts
+from tests.faults.scene.machine import ROOT
 
 #: Of what usually takes ten seconds.
 START_SECONDS = 180.0
@@ -70,11 +71,15 @@ class JoinedHost:
         self.address = hosts.address(number)
         self._outputs = outputs
         self._started: list[subprocess.Popen[bytes]] = []
+        draft = outputs / f"{self.name}-tmp"
+        draft.mkdir()
         script = (
-            f"hostname {self.name} && mount -t tmpfs -o mode=1777,size={tmp_size} tmpfs /tmp && mkdir /tmp/home && "
-            "echo made && exec sleep infinity"
+            f"hostname {self.name}; mount -t tmpfs -o mode=1777,size={tmp_size} tmpfs {draft}; mkdir {draft}/home; "
+            f'for kept; do mkdir -p "{draft}/$kept"; mount --rbind "/tmp/$kept" "{draft}/$kept"; done; '
+            f"mount --move {draft} /tmp; echo made; exec sleep infinity"
         )
-        inside = ["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", script]
+        inside = ["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-ec", script, "sh"]
+        inside += _kept_below_tmp()
         self._holder = subprocess.Popen(hosts.command(number, *inside), stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"made\n", "the host's mounts could not be made (is this root?)"
@@ -141,6 +146,12 @@ class JoinedHost:
         self._holder.wait()
         assert self._holder.stdout is not None
         self._holder.stdout.close()
+
+
+def _kept_below_tmp() -> list[str]:
+    """Where Python and this source tree lie, as far as a host's own /tmp would hide them."""
+    needed = {place for path in (sys.prefix, sys.base_prefix, ROOT) for place in (Path(path), Path(path).resolve())}
+    return sorted(str(place.relative_to("/tmp")) for place in needed if place.is_relative_to("/tmp"))
 
 
 class JoinedService:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.harness.s3 import variables_of
 from jobs import store
 from jobs.storage.objects import ObjectStorage
 from jobs.store.client import RedisStore, connect
@@ -19,7 +20,7 @@ from tests.integration.storage.conftest import FOR_EVER
 from tests.support.samples.job_records import a_spec_body, node_info
 from tests.support.servers.redis_server import running_redis
 from tests.support.servers.s3_proxy import S3Proxy, s3_proxy
-from tests.support.servers.s3_server import s3_bucket
+from tests.support.servers.s3_server import MOTO, s3_bucket
 from workers.carrier.attempt_carrier import AttemptCarrier
 from workers.carrier.journal import CarryJournal
 
@@ -114,20 +115,15 @@ class BucketService:
 
 
 @contextmanager
-def bucket_service(directory: Path) -> Iterator[BucketService]:
+def bucket_service(directory: Path, s3: str = MOTO) -> Iterator[BucketService]:
     with (
         ExitStack() as stack,
         running_redis(directory) as redis,
-        s3_bucket(directory, "jobs") as server,
+        s3_bucket(directory, "jobs", s3) as server,
         s3_proxy(server) as proxy,
         pytest.MonkeyPatch.context() as environment,
     ):
-        for name, value in {
-            "AWS_ENDPOINT_URL": proxy.url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }.items():
+        for name, value in variables_of(proxy.url).items():
             environment.setenv(name, value)
         control = RedisStore.from_url(redis)
         stack.callback(control.close)

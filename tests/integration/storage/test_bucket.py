@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,27 +14,33 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
 from jobs.files import paths
+from jobs.files.paths import node_check
+from jobs.model.settings import Settings
 from jobs.store.client import connect
 from shardyard.client import Client
+from shardyard.service.joining import checks
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.streams import Reader
 from tests.integration.api.test_process import until
 from tests.integration.storage.bucket_service import URL, BucketService, CarriedAttempt, bucket_service
 from tests.support.servers.redis_server import running_redis
+from tests.support.servers.s3_server import MOTO, SEAWEEDFS
 from workers.carrier.fetching import fetch_bundle
 
 PARTS = ("", "/attempts", "/splits", "/logs", "/metrics", "/artifacts", "/artifacts/weights", "/artifacts/notes.txt")
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketService]:
-    with bucket_service(tmp_path_factory.mktemp("bucket")) as service:
+@pytest.fixture(scope="module", params=[MOTO, pytest.param(SEAWEEDFS, marks=pytest.mark.slow)])
+def module_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketService]:
+    with bucket_service(tmp_path_factory.mktemp("bucket"), request.param) as service:
         yield service
 
 
@@ -143,6 +151,18 @@ def test_what_a_job_has_left_is_read_by_any_api_and_costs_the_bucket_nothing_aga
     for part in ("/logs", "/metrics", "/splits"):
         assert service.client.get(f"/v1/jobs/{job}{part}").content == first[part]
     assert service.proxy.requests == before
+
+
+def test_files_with_odd_names_are_listed_and_downloaded(service: BucketService, running: CarriedAttempt) -> None:
+    names = ["back\\slash", "..\\up", "two\nlines", "tab\t"]
+    for name in names:
+        running.write(f"files/{name}", name.encode())
+    running.carry(finished=True)
+    listed = service.client.get(f"/v1/jobs/{running.job}/artifacts").raise_for_status().json()["artifacts"]
+    assert {one["path"] for one in listed} >= {f"files/{name}" for name in names}
+    for name in names:
+        answer = service.client.get(f"/v1/jobs/{running.job}/artifacts/{quote(f'files/{name}')}")
+        assert (answer.status_code, answer.content) == (200, name.encode())
 
 
 def test_a_download_may_be_a_range_and_only_that_is_fetched(service: BucketService) -> None:
@@ -330,13 +350,51 @@ def test_a_bucket_that_is_full_refuses_what_is_new_and_nothing_else(service: Buc
     assert created_tokens(service.client)[0] == made
 
 
+def node_token(service: BucketService, node: str) -> str:
+    body = {"name": node, "scopes": ["node"], "node": node}
+    token: str = service.client.post("/v1/tokens", json=body).raise_for_status().json()["token"]
+    return token
+
+
 def test_a_node_that_would_bring_its_files_to_the_api_is_told_of_the_bucket(service: BucketService) -> None:
-    body = {"name": "host-a", "scopes": ["node"], "node": "host-a"}
-    token = service.client.post("/v1/tokens", json=body).raise_for_status().json()["token"]
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {node_token(service, 'host-a')}"}
     answer = service.client.get("/v1/node/files/.shardyard-storage", headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
-    assert "bucket" in answer.json()["detail"]
+    assert (answer.status_code, answer.json()["code"]) == (403, "files_in_bucket")
+    assert f"SHARDYARD_STORAGE={URL}" in answer.json()["detail"]
+
+
+def test_a_worker_that_names_the_service_as_its_storage_ends_and_says_what_to_do(
+    service: BucketService, tmp_path: Path
+) -> None:
+    token = node_token(service, "host-b")
+    named = {
+        "STORAGE": "service",
+        "URL": str(service.client.base_url),
+        "NODE_TOKEN": token,
+        "REDIS_URL": service.redis,
+        "NODE": "host-b",
+        "STATE_DIR": str(tmp_path),
+        "DEVICES": "cpu:1",
+        "JOBS_UNBOXED": "1",
+    }
+    environment = dict(os.environ) | {f"SHARDYARD_{name}": value for name, value in named.items()}
+    worker = subprocess.run([sys.executable, "-m", "workers"], env=environment, capture_output=True, timeout=120)
+    said = (worker.stdout + worker.stderr).decode()
+    (refused,) = (json.loads(line) for line in said.splitlines() if '"node_refused"' in line)
+    assert worker.returncode == 2, said
+    assert f"set SHARDYARD_STORAGE={URL} on the node" in refused["why"]
+
+
+def test_join_checks_the_bucket_and_says_when_a_node_needs_one(service: BucketService, tmp_path: Path) -> None:
+    token = node_token(service, "host-c")
+    named: Any = {"url": str(service.client.base_url), "node_token": token, "node": "host-c", "state_dir": tmp_path}
+    refused = checks.check_storage(Settings(storage=Path("service"), **named))
+    assert refused.result is checks.CheckResult.FAILED
+    assert f"SHARDYARD_STORAGE={URL}" in refused.found
+    assert "run the newest `shardyard join` command again" in refused.advice
+    passed = checks.check_storage(Settings(storage=Path(URL), **named))
+    assert passed.result is checks.CheckResult.PASSED, passed
+    assert service.remote.names(str(Path(node_check("host-c")).parent)) == []
 
 
 @pytest.mark.slow

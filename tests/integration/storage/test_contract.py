@@ -1,14 +1,9 @@
-"""What every remote storage does: the same tests on a directory, on the API, and on a bucket of a real S3 server."""
+"""What every remote storage does: the same tests on a directory, on the API, and on buckets of real S3 servers."""
 
 import hashlib
 import os
 import random
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -18,6 +13,7 @@ from typing import Any
 import obstore
 import pytest
 
+from benchmarks.harness.s3 import variables_of
 from jobs.storage.directory import DirectoryStorage
 from jobs.storage.objects import ObjectStorage
 from jobs.storage.remote import (
@@ -31,47 +27,45 @@ from jobs.storage.remote import (
     fetch_file,
 )
 from tests.integration.storage.conftest import ServedNode
+from tests.support.servers.s3_server import MOTO, SEAWEEDFS, s3_bucket
 
 pytestmark = pytest.mark.integration
 LOG = "jobs/default/0a/1/logs/device-0.log"
 ODD_NAMES = ["a b", "%2e%2e", "#?&=", "ä中\N{OK HAND SIGN}", "'\"\\", ".hidden", "x" * MAX_NAME_BYTES]
+ODD_NAMES += ["ends with\n", "..\\..\\up", "down\\..", ".\\", "a\nb\t\x01\x7f", "\uf0255c", "...", " "]
+BUCKET, SERVERS = "storage", [MOTO, SEAWEEDFS]
 REFUSED = ["", "/", "/etc/passwd", "a/../b", "../a", "a//b", "a/./b", "a/", "a\0b", "x" * 256, "a/" * 100 + "a"]
 
 
+@pytest.fixture(scope="session", params=SERVERS)
+def s3_server(request: pytest.FixtureRequest) -> str:
+    return _url_of(request, request.param)
+
+
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
-    log = tmp_path_factory.mktemp("s3") / "log"
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/moto-api/", timeout=1).close()
-            break
-        except OSError:
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-    yield url
-    server.terminate()
-    server.wait(10)
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_bucket(tmp_path_factory.mktemp("moto"), BUCKET, MOTO) as url:
+        yield url
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_bucket(tmp_path_factory.mktemp("seaweedfs"), BUCKET, SEAWEEDFS) as url:
+        yield url
 
 
-def _bucket(server: str) -> ObjectStorage:
-    name = f"b{uuid.uuid4().hex}"
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT"), timeout=10).close()
-    options: Any = {"endpoint": server, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
-    return ObjectStorage(f"s3://{name}/shardyard", **options, virtual_hosted_style_request=False)
+def _url_of(request: pytest.FixtureRequest, server: str) -> str:
+    url: str = request.getfixturevalue(server)
+    return url
 
 
-@pytest.fixture(params=["directory", "objects", "service"])
+def _bucket(url: str) -> ObjectStorage:
+    """A prefix of a test's own."""
+    named: Any = {name.removeprefix("AWS_").lower(): value for name, value in variables_of(url).items()}
+    return ObjectStorage(f"s3://{BUCKET}/{uuid.uuid4().hex}", **named, virtual_hosted_style_request=False)
+
+
+@pytest.fixture(params=["directory", "service", *SERVERS])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStorage:
     if request.param == "service":
         served: ServedNode = request.getfixturevalue("served_node")
@@ -79,7 +73,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStorage:
     if request.param == "directory":
         (tmp_path / "root").mkdir()
         return DirectoryStorage(tmp_path / "root")
-    return _bucket(request.getfixturevalue("s3_server"))
+    return _bucket(_url_of(request, request.param))
 
 
 def made(tmp_path: Path, data: bytes) -> tuple[Path, str]:
@@ -250,6 +244,17 @@ def test_a_directory_follows_no_link(tmp_path: Path) -> None:
             remote.append(path, 0, b"x")
     assert (tmp_path / "outside" / "secret").read_text() == "secret"
     assert list((tmp_path / "outside").iterdir()) == [tmp_path / "outside" / "secret"]
+
+
+def test_a_name_that_no_key_is_was_one_before(s3_server: str) -> None:
+    remote = _bucket(s3_server)
+    obstore.put(remote._store, "files/back\\slash", b"as 0.2.0 did")
+    assert whole(remote, "files/back\\slash") == b"as 0.2.0 did"
+    found = remote.find("files/back\\slash")
+    assert found is not None
+    assert remote.read_range("files/back\\slash", 3, 8, found.tag) == b"0.2.0"
+    with pytest.raises(UnknownFile):
+        remote.read("files/an\\other\n", 0, 1)
 
 
 # -- rows of segments, which only a bucket has --------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.s3 import variables_of
 from jobs.files import checkpoints, paths
 from jobs.files.log_page import read_page
 from jobs.model.state import JobState
@@ -14,7 +15,7 @@ from jobs.storage.objects import ObjectStorage
 from jobs.storage.remote import fetch_file
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
 from tests.integration.workers.test_checkpoints import STEPS, commits, submit
-from tests.support.servers.s3_server import s3_bucket
+from tests.support.servers.s3_server import MOTO, SEAWEEDFS, s3_bucket
 from workers.carrier.journal import carried_attempts
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -22,15 +23,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 URL = "s3://jobs/shardyard"
 
 
-@pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with s3_bucket(tmp_path_factory.mktemp("s3"), "jobs") as endpoint, pytest.MonkeyPatch.context() as environment:
-        for name, value in {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }.items():
+@pytest.fixture(scope="module", params=[MOTO, SEAWEEDFS])
+def credentials(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    directory = tmp_path_factory.mktemp("s3")
+    with s3_bucket(directory, "jobs", request.param) as endpoint, pytest.MonkeyPatch.context() as environment:
+        for name, value in variables_of(endpoint).items():
             environment.setenv(name, value)
         yield
 

@@ -1,4 +1,8 @@
-"""A server that speaks S3, and a bucket in it."""
+"""Servers that speak S3, and a bucket in them.
+
+SeaweedFS is a store that people run; what a bucket must do is tested on that. moto was made for tests: it is there in a
+second, takes any credentials, and is enough behind a proxy that fails (`s3_proxy`).
+"""
 
 import socket
 import subprocess
@@ -9,12 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.harness.s3 import seaweedfs
+
+MOTO, SEAWEEDFS = "moto", "seaweedfs"
 START_SECONDS = 120.0
 
 
 @contextmanager
-def s3_bucket(directory: Path, bucket: str) -> Iterator[str]:
-    """The URL of a server that has a bucket."""
+def s3_bucket(directory: Path, bucket: str, server: str = MOTO) -> Iterator[str]:
+    """The URL of a server that has a bucket, which is open to the credentials of `variables_of`."""
+    with (seaweedfs if server == SEAWEEDFS else _moto)(directory, bucket) as url:
+        yield url
+
+
+@contextmanager
+def _moto(directory: Path, bucket: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     log = directory / "s3.log"

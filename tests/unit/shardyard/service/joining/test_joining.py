@@ -13,7 +13,7 @@ from shardyard.contract.joins import NodeReachView, NodeSetup
 from shardyard.service.joining import checks, reach, systemd
 from shardyard.service.joining.checks import CheckResult
 from shardyard.service.joining.pinned import split_address, trust_fingerprint
-from shardyard.service.joining.settings_file import NodeFiles
+from shardyard.service.joining.settings_file import NodeFiles, bucket_variables
 
 SETUP = NodeSetup(
     node="gpu-2",
@@ -60,6 +60,15 @@ def test_a_second_join_keeps_the_token_and_what_somebody_has_added(tmp_path: Pat
     again = files.write(setup(token=""), {})
     assert again["SHARDYARD_NODE_TOKEN"] == "sy_a_b"
     assert (again["SHARDYARD_POOL"], again["SHARDYARD_DATA_ROOT"]) == ("a100", "/data")
+
+
+def test_a_bucket_that_was_named_once_stays_the_storage(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    named = {"SHARDYARD_STORAGE": "s3://bucket/prefix", "AWS_ACCESS_KEY_ID": "key", "PATH": "/bin"}
+    files.write(SETUP, bucket_variables(named))
+    again = files.write(SETUP, bucket_variables({"SHARDYARD_STORAGE": "/mnt/x", "AWS_ACCESS_KEY_ID": "another"}))
+    assert (again["SHARDYARD_STORAGE"], again["AWS_ACCESS_KEY_ID"]) == ("s3://bucket/prefix", "key")
+    assert "PATH" not in again
 
 
 @pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nB=1", "$(x)", "`x`"])
