@@ -18,6 +18,7 @@ from api.schemas import examples, requests
 from api.schemas.field_docs import describe_field
 from api.system.operation_ids import OPERATION_IDS, TAGS
 from jobs.model.spec import JobSpec
+from jobs.model.spec_schema import SpecSchemaGenerator
 from jobs.model.state import AttemptState, JobState, StateReason
 from shardyard.contract import audit, fleet, gate, groups, joins, quotas, responses, scheduling, webhooks
 from shardyard.contract.report import Report
@@ -120,7 +121,9 @@ def _schemas() -> dict[str, Any]:
     """Every schema by its name: pydantic's for bodies, msgspec's for answers."""
     schemas: dict[str, Any] = {}
     for model in _BODIES:
-        schema = model.model_json_schema(ref_template=_REFS.replace("name", "model"))
+        schema = model.model_json_schema(
+            ref_template=_REFS.replace("name", "model"), schema_generator=SpecSchemaGenerator
+        )
         schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
     _, answers = msgspec.json.schema_components([*_ANSWERS.values(), Report, ReportDiff, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"
