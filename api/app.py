@@ -3,8 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +28,13 @@ from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryHintSender
 from api.background.file_quotas import FileQuotaCount
 from api.background.history_watch import HistoryWatch
+from api.background.periodic_sweeps import (
+    SWEEP_SECONDS,
+    PeriodicSweep,
+    convert_packed_jobs,
+    sweep_storage,
+    watch_scheduler,
+)
 from api.background.quota_recount import QuotaRecount
 from api.background.traces.config import open_trace_collector
 from api.bundles import routes as bundle_routes
@@ -99,7 +106,6 @@ from api.webhooks.outgoing import WebhookTransport
 from api.webhooks.sender import WebhookSender
 from api.webhooks.service import WebhookService
 from jobs.files.audit_files import audit_dir
-from jobs.files.identity import StorageMismatch
 from jobs.files.service_disks import api_directories
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings, parse_networks
@@ -108,16 +114,13 @@ from jobs.storage.directory import DirectoryStorage
 from jobs.store.client import AsyncRedisStore, RedisStore
 from jobs.store.connections.sentinels import replicas_of
 from jobs.store.packed_jobs import PackedJobConverter
-from shardyard.contract.errors import FormatMismatch, Unavailable
+from shardyard.contract.errors import Unavailable
 
 if TYPE_CHECKING:
     from api.background.traces.collector import TraceCollector
 
 log = structlog.get_logger(__name__)
 
-WATCH_SECONDS = 1.0
-#: How often bundles and finished jobs are swept: short against the hours and days for which they are kept.
-SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 LOW_DISK_SWEEP_SECONDS = 5.0
 #: How long an entry of the audit stays on this host's disk alone, where the files are in a bucket.
@@ -127,7 +130,8 @@ TRACE_SECONDS = 5.0
 HISTORY_SECONDS = 2.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
 OPEN_SECONDS = 3.0
-STOP_SENDING_SECONDS = 5.0
+#: How long tasks may take to end.
+END_SECONDS = 5.0
 #: When Celery is imported for the first hint: not while the process is not even ready.
 PREPARE_SECONDS = 0.5
 
@@ -211,20 +215,98 @@ async def _lifespan(
     collector: "TraceCollector | None",
     app: FastAPI,
 ) -> AsyncIterator[None]:
-    """What an application has while it serves: connections, the scheduler, the sweeps."""
-    control = AsyncRedisStore(connect(settings.control_url()), replicas_of(settings.control_url()), is_open=False)
+    """What an application has while it serves. It is closed in the reverse order of that in which it is opened: first
+    the tasks, then the scheduler, which may be sending, then what it used, then what the routes used."""
+    async with AsyncExitStack() as opened:
+        connections = _open_connections(settings, app.state.storage, opened)
+        hint_sender = CeleryHintSender(settings)
+        scheduler = JobScheduler(connections.reconciled, hint_sender, settings, listen=True)
+        disks = DiskGuard(api_directories(settings), settings.reserve_bytes)
+        authenticator = Authenticator(connections.control, operator)
+        webhooks, sender = _prepare_webhooks(settings, connections.control, opened)
+        app.state.authenticator = authenticator
+        app.state.rate_limiter = RateLimiter(connections.control, settings.token_requests, settings.tenant_requests)
+        app.state.request_turns = RequestTurns()
+        _add_services(
+            app,
+            settings,
+            connections,
+            authenticator,
+            webhooks,
+            disks,
+            lambda: scheduler.alive,
+            traces_are_on=collector is not None,
+        )
+        sign_on = SingleSignOnService(
+            connections.control, authenticator, app.state.services[TokenService], single_sign_on
+        )
+        opened.push_async_callback(sign_on.close)
+        app.state.services[SingleSignOnService] = sign_on
+        _start_audit_log(app, opened)
+        _start_scheduler(scheduler, hint_sender, opened)
+        if collector is not None:
+            opened.callback(collector.close)
+        tasks = list(_start_watches(app, settings, connections, scheduler, disks, collector))
+        opened.push_async_callback(_end_tasks, tasks)
+        await connections.control.wait_until_open(OPEN_SECONDS)
+        searches: SweepSearches = app.state.services[SweepSearches]
+        tasks += (asyncio.create_task(sender.run()), asyncio.create_task(searches.run()))
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    """`control` and `telemetry` are the routes'; `reconciled`, to the control Redis too, is for threads: the scheduler
+    and the sweeps."""
+
+    control: AsyncRedisStore
+    telemetry: TelemetryReader
+    reconciled: RedisStore
+
+
+def _open_connections(settings: Settings, storage: ApiStorage, opened: AsyncExitStack) -> _Connections:
+    url = settings.control_url()
+    control = AsyncRedisStore(connect(url), replicas_of(url), is_open=False)
+    opened.push_async_callback(control.close)
     telemetry = TelemetryReader(connect(settings.telemetry()))
-    hint_sender = CeleryHintSender(settings)
-    reconciled = RedisStore.from_url(settings.control_url())
-    scheduler = JobScheduler(reconciled, hint_sender, settings, listen=True)
-    storage: ApiStorage = app.state.storage
-    authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
-    disks = DiskGuard(api_directories(settings), settings.reserve_bytes)
-    memory = MemoryGuard(control)
+    opened.push_async_callback(telemetry.close)
+    reconciled = RedisStore.from_url(url)
+    opened.callback(reconciled.close)
+    opened.callback(storage.close)
+    opened.push_async_callback(asyncio.to_thread, send_last, storage)
+    return _Connections(control, telemetry, reconciled)
+
+
+def _prepare_webhooks(
+    settings: Settings, control: AsyncRedisStore, opened: AsyncExitStack
+) -> tuple[WebhookService, WebhookSender]:
+    targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
+    opened.callback(resolver.close)
+    mail = MailTransport(read_mail_settings(settings))
+    opened.callback(mail.close)
+    http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
+    channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
+    return WebhookService(control, settings.secret_keys(), targets, mail), WebhookSender(control, channels)
+
+
+def _add_services(
+    app: FastAPI,
+    settings: Settings,
+    connections: _Connections,
+    authenticator: Authenticator,
+    webhooks: WebhookService,
+    disks: DiskGuard,
+    is_scheduler_alive: Callable[[], bool],
+    *,
+    traces_are_on: bool,
+) -> None:
+    """What the routes call, each service by its type."""
+    control, storage = connections.control, app.state.storage
+    changes, memory = ChangeNotifier(control), MemoryGuard(control)
     bundles = BundleService(control, storage.root, settings.max_bundles_bytes, disks, memory, storage.files)
     services = _build_services(
         control,
-        telemetry,
+        connections.telemetry,
         authenticator,
         changes,
         storage,
@@ -233,37 +315,51 @@ async def _lifespan(
         settings,
         disks,
         memory,
-        lambda: scheduler.alive,
+        is_scheduler_alive,
         app.state.audit_log,
-        traces_are_on=collector is not None,
+        traces_are_on=traces_are_on,
     )
-    targets, resolver = AddressRules(parse_networks(settings.webhook_networks)), HostResolver()
-    mail = MailTransport(read_mail_settings(settings))
-    services += (NodeFileService(control, storage.for_readers(), disks, settings),)
-    services += (WebhookService(control, settings.secret_keys(), targets, mail),)
-    http, links = WebhookTransport(targets, resolver), JobLinks(settings.public_url)
-    channels = ChannelOpener(control, settings.secret_keys(), http, mail, links)
-    sender = WebhookSender(control, channels)
-    app.state.authenticator = authenticator
-    app.state.rate_limiter = RateLimiter(control, settings.token_requests, settings.tenant_requests)
-    app.state.request_turns = RequestTurns()
+    services += (NodeFileService(control, storage.for_readers(), disks, settings), webhooks)
     app.state.services = {type(service): service for service in services}
-    sign_on = SingleSignOnService(control, authenticator, app.state.services[TokenService], single_sign_on)
-    app.state.services[SingleSignOnService] = sign_on
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
+
+
+def _start_audit_log(app: FastAPI, opened: AsyncExitStack) -> None:
     app.state.audit_log.start()
+    opened.push_async_callback(asyncio.to_thread, app.state.audit_log.close)
+    opened.callback(app.state.write_audit_repeats, at_once=True)
+
+
+def _start_scheduler(scheduler: JobScheduler, hint_sender: CeleryHintSender, opened: AsyncExitStack) -> None:
+    opened.callback(hint_sender.close)
     scheduler.start()
+    opened.push_async_callback(asyncio.to_thread, scheduler.stop)
     prepare = threading.Timer(PREPARE_SECONDS, hint_sender.import_celery)
     prepare.daemon = True
     prepare.start()
-    watches = (
+
+
+def _start_watches(
+    app: FastAPI,
+    settings: Settings,
+    connections: _Connections,
+    scheduler: JobScheduler,
+    disks: DiskGuard,
+    collector: "TraceCollector | None",
+) -> tuple[asyncio.Task[None], ...]:
+    """What is looked after from time to time."""
+    storage: ApiStorage = app.state.storage
+    reconciled = connections.reconciled
+    return (
         asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
         asyncio.create_task(disks.watch()),
         asyncio.create_task(audit_retention.count_repeats(app.state.write_audit_repeats)),
         asyncio.create_task(
             sweep_storage(
                 partial(storage.prove, reconciled),
-                partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
+                partial(
+                    convert_packed_jobs, PackedJobConverter(reconciled).convert, connections.control.open, _end_process
+                ),
                 (
                     *_periodic_sweeps(reconciled, storage, settings, lambda: bool(disks.low)),
                     PeriodicSweep(
@@ -277,29 +373,13 @@ async def _lifespan(
             )
         ),
     )
-    await control.wait_until_open(OPEN_SECONDS)
-    sending, searching = asyncio.create_task(sender.run()), asyncio.create_task(app.state.services[SweepSearches].run())
-    try:
-        yield
-    finally:
-        for task in (*watches, searching, sending):
-            task.cancel()
-        await asyncio.wait([sending], timeout=STOP_SENDING_SECONDS)  # it gives its lead back
-        if collector is not None:
-            collector.close()
-        resolver.close()
-        mail.close()
-        # The scheduler first: it may be sending. Then what it used, then what the routes used.
-        await asyncio.to_thread(scheduler.stop)
-        hint_sender.close()
-        app.state.write_audit_repeats(at_once=True)
-        await asyncio.to_thread(app.state.audit_log.close)
-        await sign_on.close()
-        await asyncio.to_thread(send_last, storage)
-        storage.close()
-        reconciled.close()
-        await telemetry.close()
-        await control.close()
+
+
+async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Have them give back what they hold, such as the lead of sending webhooks."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=END_SECONDS)
 
 
 def _body_limits(settings: Settings) -> BodyLimitsByPath:
@@ -376,37 +456,6 @@ def _build_services(
     )
 
 
-async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> None:
-    """End the process when its scheduler has died: an API that never starts a job must not look healthy."""
-    while alive():
-        await asyncio.sleep(seconds)
-    log.critical("scheduler_thread_died")
-    end()
-
-
-async def verify_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> bool:
-    """End the process when its storage is not the service's; while Redis does not answer, try again."""
-    while True:
-        try:
-            await asyncio.to_thread(prove)
-            return True
-        except Unavailable:
-            await asyncio.sleep(seconds)
-        except (StorageMismatch, FormatMismatch, OSError) as error:
-            log.critical("storage_refused", error=str(error))
-            end()
-            return False
-
-
-@dataclass(frozen=True, slots=True)
-class PeriodicSweep:
-    """Work that is repeated every so many seconds; it returns true when there is more to do at once."""
-
-    name: str
-    work: Callable[[], bool | None]
-    seconds: float
-
-
 def _periodic_sweeps(
     control: RedisStore, storage: ApiStorage, settings: Settings, is_disk_low: Callable[[], bool]
 ) -> tuple[PeriodicSweep, ...]:
@@ -474,50 +523,6 @@ def _trace_sweeps(
 def _sweep_interval(kept: float) -> float:
     """Seconds between two sweeps of what is kept for so many seconds (0: for ever)."""
     return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, kept / 10)) if kept else SWEEP_SECONDS
-
-
-async def sweep_storage(
-    prove: Callable[[], None],
-    convert: Callable[[], Awaitable[None]],
-    sweeps: Sequence[PeriodicSweep],
-    end: Callable[[], None],
-) -> None:
-    """Verify the storage, then sweep it: never before, since the directory may be that of another service."""
-    if await verify_storage(prove, end):
-        await asyncio.gather(convert(), *(run_periodically(sweep) for sweep in sweeps))
-
-
-async def convert_packed_jobs(
-    convert: Callable[[], object],
-    ready: Callable[[], None],
-    end: Callable[[], None],
-    retry_seconds: float = WATCH_SECONDS,
-    pause_seconds: float = SWEEP_SECONDS,
-) -> None:
-    """Convert the jobs that earlier versions have packed, before the first request is served and every few minutes."""
-    while True:
-        try:
-            await asyncio.to_thread(convert)
-        except Unavailable:
-            await asyncio.sleep(retry_seconds)
-        except Exception:
-            log.critical("packed_jobs_not_converted", exc_info=True)
-            end()
-            return
-        else:
-            ready()
-            await asyncio.sleep(pause_seconds)
-
-
-async def run_periodically(sweep: PeriodicSweep) -> None:
-    """Work now and then every `seconds`; at once while there is more to do."""
-    while True:
-        more: bool | None = False
-        try:
-            more = await asyncio.to_thread(sweep.work)
-        except (Unavailable, OSError) as error:
-            log.warning(f"{sweep.name}_not_swept", error=str(error))
-        await asyncio.sleep(0 if more else sweep.seconds)
 
 
 def _end_process() -> None:

@@ -59,10 +59,11 @@ def print_one_word_names(modules: list[Module]) -> None:
 
 
 def print_repeated_classes(modules: list[Module]) -> None:
+    """Private ones included: whoever searches for a name meets both."""
     places = defaultdict(list)
     for module in modules:
         for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(module.path))
     for name, found in sorted(places.items()):
         if len(found) > 1:

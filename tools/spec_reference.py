@@ -12,6 +12,7 @@ from typing import Any
 
 from jobs.model import catalogue
 from jobs.model.spec import JobSpec
+from jobs.model.spec_schema import SpecSchemaGenerator
 
 PATH = Path(__file__).parents[1] / "docs" / "spec.md"
 
@@ -230,7 +231,7 @@ does not exist fails with `rejected_by_worker` when it starts, and the message n
 
 def text() -> str:
     """The whole page."""
-    schema = JobSpec.model_json_schema()
+    schema = JobSpec.model_json_schema(schema_generator=SpecSchemaGenerator)
     models = {**schema["$defs"], "JobSpec": schema}
     parts = [INTRODUCTION, *(_group(*group, models) for group in GROUPS), BATCHES, *_recipes(catalogue.load())]
     return "\n".join(parts)

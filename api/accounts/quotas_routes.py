@@ -9,7 +9,7 @@ from api.http import responses
 from api.http.deps import Admin, Body, Caller, IfMatchHeader, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
-from api.schemas.requests import TENANT_PATTERN
+from api.schemas.account_requests import TENANT_PATTERN
 from jobs.model.error_words import pattern
 from shardyard.contract.quotas import QuotaList, QuotaView
 

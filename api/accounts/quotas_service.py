@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from api.http import audit
 from api.http.auth import Principal
-from api.schemas.requests import parse_quota
+from api.schemas.account_requests import parse_quota
 from jobs.model.quota import DEFAULT_WINDOW_HOURS, LIMITS, OF_TENANTS
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import quotas, tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 from api.http import audit
 from api.http.auth import Principal
 from api.schemas import views
-from api.schemas.requests import parse_secret
+from api.schemas.account_requests import parse_secret
 from jobs.model.spec import JobSpec
 from jobs.store.accounts import tenant_secrets
 from jobs.store.client import AsyncRedisStore

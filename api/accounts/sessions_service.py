@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from api.accounts.tokens_service import TokenService
 from api.http import audit
 from api.http.auth import Authenticator, Principal
-from api.schemas.requests import parse_sign_in
+from api.schemas.account_requests import parse_sign_in
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import sessions, tokens
 from jobs.store.accounts.tokens import Scope

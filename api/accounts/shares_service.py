@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from api.http import audit
 from api.http.auth import Principal
-from api.schemas.requests import parse_share
+from api.schemas.account_requests import parse_share
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import shares as share_calls
 from jobs.store.client import AsyncRedisStore

@@ -8,7 +8,7 @@ from api.data.fleet_cache import FleetCache
 from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas import views
-from api.schemas.requests import make_quota, parse_new_token
+from api.schemas.account_requests import make_quota, parse_new_token
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import quotas, tokens
 from jobs.store.client import AsyncRedisStore

@@ -8,7 +8,7 @@ from api.data.fleet_cache import FleetCache
 from api.http import audit, cursors
 from api.http.auth import Principal
 from api.schemas import views
-from api.schemas.requests import parse_drain, parse_policy, parse_quarantine
+from api.schemas.fleet_requests import parse_drain, parse_policy, parse_quarantine
 from jobs import store
 from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT

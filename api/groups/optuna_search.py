@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from api.schemas.requests import SweepRange
+from api.schemas.group_requests import SweepRange
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from api.http import negotiation, responses
 from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, checked_group_id, service_of
 from api.http.operation_docs import BYTES, HTML, JSON, SVG, TEXT, content_of, describe, json_body
 from api.schemas import examples
-from jobs.store.groups import MAX_LISTED_GROUPS
+from jobs.store.groups import MAX_LISTED_GROUPS, GroupPage
 from shardyard.contract.groups import (
     Comparison,
     ComparisonList,
@@ -72,10 +72,7 @@ async def compare(who: Caller, groups: ServiceDep, body: Body, key: IdempotencyK
 async def list_comparisons(
     request: Request, who: Caller, groups: ServiceDep, limit: Limit = MAX_LISTED_GROUPS, cursor: str = ""
 ) -> Response:
-    page = await groups.list_groups(who, "comparison", cursor, limit)
-    following = service.next_cursor(page)
-    found = ComparisonList([service.summary(one) for one in page.groups], following)
-    return responses.page_response(request, found, following)
+    return _page(request, await groups.list_groups(who, "comparison", cursor, limit), ComparisonList)
 
 
 @router.get("/v1/comparisons/{comparison}", **describe("Show a comparison", Comparison))
@@ -141,10 +138,7 @@ async def sweep(who: Caller, groups: ServiceDep, body: Body, key: IdempotencyKey
 async def list_sweeps(
     request: Request, who: Caller, groups: ServiceDep, limit: Limit = MAX_LISTED_GROUPS, cursor: str = ""
 ) -> Response:
-    page = await groups.list_groups(who, "sweep", cursor, limit)
-    following = service.next_cursor(page)
-    found = SweepList([service.summary(one) for one in page.groups], following)
-    return responses.page_response(request, found, following)
+    return _page(request, await groups.list_groups(who, "sweep", cursor, limit), SweepList)
 
 
 @router.get("/v1/sweeps/{sweep}", **describe("Show a sweep", Sweep))
@@ -189,6 +183,11 @@ async def download_study(who: Caller, searches: SearchesDep, sweep: SweepId) -> 
 
 def _submitted(found: GroupSummary, *, created: bool) -> Response:
     return responses.json_response(found, 201 if created else 200, {"Location": found.links["self"]})
+
+
+def _page(request: Request, page: GroupPage, kind: type[ComparisonList] | type[SweepList]) -> Response:
+    following = service.next_cursor(page)
+    return responses.page_response(request, kind([service.summary(one) for one in page.groups], following), following)
 
 
 def _report_response(

@@ -14,7 +14,7 @@ from api.groups.measures import MeasureReader
 from api.groups.optuna_search import PastTrial, SearchPlan, Values
 from api.http.auth import Principal
 from api.jobs.service import JobService
-from api.schemas.requests import SweepRequest
+from api.schemas.group_requests import SweepRequest
 from jobs.model.state import TERMINAL, JobState
 from jobs.store import groups
 from jobs.store.accounts.tokens import Scope

@@ -14,7 +14,7 @@ from api.groups.measures import MeasureReader
 from api.http import audit, cursors
 from api.http.auth import Principal
 from api.jobs.service import JobService
-from api.schemas.requests import parse_comparison, parse_sweep
+from api.schemas.group_requests import parse_comparison, parse_sweep
 from api.schemas.views import HIDDEN, REASON_MESSAGES
 from jobs.model.records import JobRow
 from jobs.model.spec import JobSpec

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from api.groups.variants import limit_steps, read_base
-from api.schemas.requests import MAX_TRIALS, SweepRange, SweepRequest, parse_spec
+from api.schemas.group_requests import MAX_TRIALS, SweepRange, SweepRequest
+from api.schemas.job_requests import parse_spec
 from jobs.model.error_words import shorten
 from jobs.model.spec import JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec

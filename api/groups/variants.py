@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.requests import ComparisonRequest, parse_spec
+from api.schemas.group_requests import ComparisonRequest
+from api.schemas.job_requests import parse_spec
 from jobs.model.spec import DISTRIBUTED, JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
 from shardyard.contract.groups import LeftOut

@@ -47,7 +47,7 @@ WRITE_SECONDS: Final = 5.0
 MAX_TEXT, MAX_ITEMS, MAX_DEPTH = 300, 32, 3
 
 
-class _Waiting(NamedTuple):
+class _WaitingEntry(NamedTuple):
     """An entry that is not written yet, and whom to tell when it is."""
 
     day: str
@@ -69,8 +69,8 @@ class AuditLog:
         self._directory = directory
         self._writer = secrets.token_hex(4)
         self._last_at = 0
-        self._added: queue.SimpleQueue[_Waiting | _Order] = queue.SimpleQueue()
-        self._waiting: list[_Waiting] = []  # taken from there; of the thread
+        self._added: queue.SimpleQueue[_WaitingEntry | _Order] = queue.SimpleQueue()
+        self._waiting: list[_WaitingEntry] = []  # taken from there; of the thread
         self._handed_over = self._settled = 0  # entries: the first is the event loop's, the second the thread's
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._file = _DayFile()
@@ -144,7 +144,7 @@ class AuditLog:
             written.set_result(None)
             return written
         self._handed_over += 1
-        self._added.put(_Waiting(day, line, written))
+        self._added.put(_WaitingEntry(day, line, written))
         late = loop.call_later(WRITE_SECONDS, _finish, (written,))
         written.add_done_callback(lambda _: late.cancel())
         return written
@@ -165,12 +165,12 @@ class AuditLog:
 
     def _take_added(self, seconds: float) -> "_Order | None":
         """Wait for entries, for so long at most, and take all there are; the last order among them."""
-        taken: list[_Waiting | _Order] = []
+        taken: list[_WaitingEntry | _Order] = []
         with suppress(queue.Empty):
             taken.append(self._added.get(timeout=None if seconds == math.inf else max(0.0, seconds)))
             while True:
                 taken.append(self._added.get_nowait())
-        self._waiting += [waiting for waiting in taken if isinstance(waiting, _Waiting)]
+        self._waiting += [waiting for waiting in taken if isinstance(waiting, _WaitingEntry)]
         orders = [order for order in taken if isinstance(order, _Order)]
         return max(orders, default=None)
 
@@ -252,7 +252,7 @@ class _DayFile:
             self._descriptor = -1
 
 
-def _resolve(batch: Iterable[_Waiting]) -> None:
+def _resolve(batch: Iterable[_WaitingEntry]) -> None:
     """Tell those who wait, in the thread of their loop; one that is closed waits for nothing."""
     futures = [waiting.written for waiting in batch if not waiting.written.done()]
     if futures:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query
 
-from api.schemas.requests import parse_label
+from api.schemas.job_requests import parse_label
 from jobs.model.state import JobState
 from jobs.store import JobFilter
 

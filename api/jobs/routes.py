@@ -15,7 +15,7 @@ from api.jobs.job_choice import Archived, ChosenJobs, Search
 from api.jobs.list_order import NEWEST, Order
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
 from api.schemas import examples
-from api.schemas.requests import parse_spec
+from api.schemas.job_requests import parse_spec
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Plan
 
 _job_service = service_of(JobService)

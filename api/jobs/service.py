@@ -30,7 +30,8 @@ from api.jobs.owner_names import OwnerNames
 from api.jobs.status_poll import StatusCache
 from api.jobs.submit_limits import SubmitLimits
 from api.schemas import views
-from api.schemas.requests import parse_cancel, parse_spec, refuse_body
+from api.schemas.job_requests import parse_cancel, parse_spec
+from api.schemas.request_body import refuse_body
 from jobs import store
 from jobs.model.device_history import RowHistory, find_common_times
 from jobs.model.records import AttemptRecord, JobRecord, JobRow, QueueView

@@ -16,7 +16,7 @@ from api.jobs.service import JobService
 from jobs import store
 from jobs.store import JobFilter
 from jobs.store.client import AsyncRedisStore
-from jobs.store.jobs import JobColumns
+from jobs.store.job_lists import JobColumns
 from shardyard.contract.errors import FieldError, InvalidRequest
 from shardyard.contract.responses import Answer, JobColumn, JobColumnList, Progress
 

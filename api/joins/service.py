@@ -16,7 +16,7 @@ import msgspec
 from api.data.fleet_cache import FleetCache
 from api.http import audit
 from api.http.auth import Principal
-from api.schemas.requests import parse_join, parse_reach
+from api.schemas.fleet_requests import parse_join, parse_reach
 from jobs.model.join_offer import JoinOffer, OfferUnusable, read_offer
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.accounts import tokens

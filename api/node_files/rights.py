@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
 from api.node_files.sums import Bound, bound_of_attempt, bound_of_checkpoints
-from api.schemas.requests import TENANT_PATTERN
+from api.schemas.account_requests import TENANT_PATTERN
 from jobs import store
 from jobs.files.identity import NONCE_FILE
 from jobs.files.paths import node_check

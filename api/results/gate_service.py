@@ -5,7 +5,7 @@ from functools import partial
 from api.data.job_repository import JobRepository
 from api.http.auth import Principal
 from api.results.service import ResultService
-from api.schemas.requests import parse_gate
+from api.schemas.result_requests import parse_gate
 from jobs.model.records import JobRecord
 from jobs.model.state import JobState
 from jobs.splits.gates.comparable import list_differences

@@ -6,7 +6,7 @@ from api.data.file_threads import AttemptStorage
 from api.data.job_repository import JobRepository
 from api.http import audit
 from api.http.auth import Principal
-from api.schemas.requests import parse_profile
+from api.schemas.result_requests import parse_profile
 from jobs import store
 from jobs.files import profiles
 from jobs.model.state import AttemptState

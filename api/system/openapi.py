@@ -14,21 +14,32 @@ from pydantic import BaseModel
 from api.http.auth import is_public
 from api.http.operation_docs import JSON, content_of, refusals
 from api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
-from api.schemas import examples, requests
+from api.schemas import (
+    account_requests,
+    examples,
+    fleet_requests,
+    group_requests,
+    job_requests,
+    result_requests,
+    webhook_requests,
+)
 from api.schemas.field_docs import describe_field
 from api.system.operation_ids import OPERATION_IDS, TAGS
 from jobs.model.spec import JobSpec
+from jobs.model.spec_schema import SpecSchemaGenerator
 from jobs.model.state import AttemptState, JobState, StateReason
 from shardyard.contract import audit, fleet, gate, groups, joins, quotas, responses, scheduling, webhooks
 from shardyard.contract.report import Report
 from shardyard.contract.report_diff import ReportDiff
 
+_REQUESTS = (account_requests, fleet_requests, group_requests, job_requests, result_requests, webhook_requests)
 _BODIES: list[type[BaseModel]] = [
     JobSpec,
     *(
         kind
-        for kind in vars(requests).values()
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__module__ == requests.__name__
+        for module in _REQUESTS
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     ),
 ]
 _ANSWERS = {
@@ -120,7 +131,9 @@ def _schemas() -> dict[str, Any]:
     """Every schema by its name: pydantic's for bodies, msgspec's for answers."""
     schemas: dict[str, Any] = {}
     for model in _BODIES:
-        schema = model.model_json_schema(ref_template=_REFS.replace("name", "model"))
+        schema = model.model_json_schema(
+            ref_template=_REFS.replace("name", "model"), schema_generator=SpecSchemaGenerator
+        )
         schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
     _, answers = msgspec.json.schema_components([*_ANSWERS.values(), Report, ReportDiff, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from api.schemas.requests import MAX_URL_LENGTH
+from api.schemas.webhook_requests import MAX_URL_LENGTH
 from shardyard.contract.errors import FieldError, InvalidRequest
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -12,7 +12,7 @@ import msgspec
 
 from api.http import audit, cursors
 from api.http.auth import Principal
-from api.schemas.requests import (
+from api.schemas.webhook_requests import (
     NewWebhookRequest,
     WebhookChange,
     parse_new_webhook,

@@ -190,10 +190,7 @@ def read_checkpoint(directory: Path, sha256: str) -> VerifiedCheckpoint:
         Damaged: it has another.
         OSError: the disk refuses.
     """
-    try:
-        top = os.open(directory, _DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedCheckpoint("its directory is missing") from error
+    top = _open_directory(directory)
     try:
         body = _read_contents(top, MANIFEST)
     finally:
@@ -201,6 +198,14 @@ def read_checkpoint(directory: Path, sha256: str) -> VerifiedCheckpoint:
     if hashlib.sha256(body).hexdigest() != sha256:
         raise DamagedCheckpoint(f"{MANIFEST} is not the one that was verified (its SHA-256 is another)")
     return VerifiedCheckpoint(decode_manifest(body), sha256, directory)
+
+
+def _open_directory(checkpoint: Path) -> int:
+    """A descriptor of it. Raises DamagedCheckpoint: there is none."""
+    try:
+        return os.open(checkpoint, _DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpoint("its directory is missing") from error
 
 
 def verify_checkpoint(
@@ -213,10 +218,7 @@ def verify_checkpoint(
         Damaged: a file is missing, is not a regular file, has another size or SHA-256, or is one too many.
         OSError: the disk refuses.
     """
-    try:
-        top = os.open(directory, _DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedCheckpoint("its directory is missing") from error
+    top = _open_directory(directory)
     try:
         body = _read_contents(top, MANIFEST)
         digest = hashlib.sha256(body).hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.model.error_words import explain_argument, nearest_choice
-from jobs.model.spec import Component, JobSpec, RecipeProgram
+from jobs.model.spec import ComponentSpec, JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def learning_rate(spec: JobSpec) -> float | None:
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
-def dataset_rows(component: Component) -> int | None:
+def dataset_rows(component: ComponentSpec) -> int | None:
     """Rows of a built-in data set; None where only the worker can know."""
     entry = load()["data"].get(component.ref)
     if entry is None:
@@ -95,11 +95,11 @@ def dataset_rows(component: Component) -> int | None:
     return by_value.get(value) if isinstance(value, str) else None
 
 
-def is_built_in(component: Component) -> bool:
+def is_built_in(component: ComponentSpec) -> bool:
     return ":" not in component.ref
 
 
-def _component_errors(field: str, group: str, component: Component, known: Catalogue) -> Iterator[FieldError]:
+def _component_errors(field: str, group: str, component: ComponentSpec, known: Catalogue) -> Iterator[FieldError]:
     entry = known[group].get(component.ref)
     if entry is None:
         hint = _did_you_mean(component.ref, list(known[group]), "known")
@@ -119,7 +119,7 @@ def _component_errors(field: str, group: str, component: Component, known: Catal
             yield FieldError(f"{field}.args.{name}", f"required by {component.ref!r}, but missing")
 
 
-def _is_accepted(group: str, component: Component) -> bool:
+def _is_accepted(group: str, component: ComponentSpec) -> bool:
     """Whether all arguments are as their schema says: one look in place of one for each of them."""
     try:
         return _of_arguments(group, component.ref).is_valid(component.args)

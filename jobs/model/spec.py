@@ -25,6 +25,7 @@ from pydantic import WrapValidator as Wrap
 
 from jobs.model.error_words import pattern
 from jobs.model.pool_policy import MAX_POOL_LENGTH, POOL_PATTERN
+from jobs.model.spec_schema import schema_name
 from shardyard.contract.row_shares import Uneven
 
 #: Of one job, on all its nodes together.
@@ -172,7 +173,7 @@ EarlierJobs = Annotated[
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, model_title_generator=schema_name)
 
 
 class Resources(Strict):
@@ -184,7 +185,7 @@ class Resources(Strict):
     )
 
 
-class Parallelism(Strict):
+class ParallelismSpec(Strict):
     strategy: Literal["single", "dp", "ddp", "fsdp"] = "single"
     dim: int = Field(0, ge=-8, le=8, strict=True, description="dp: the dimension that is split, as in nn.DataParallel")
     output_device: int = Field(0, ge=0, strict=True, description="dp: logical index of the device that gathers")
@@ -201,12 +202,12 @@ class Parallelism(Strict):
     )
 
 
-class Component(Strict):
+class ComponentSpec(Strict):
     ref: Ref
     args: Args = Field(default_factory=dict)
 
 
-class Data(Component):
+class DataSpec(ComponentSpec):
     batch_size: int = Field(32, ge=1, le=1_000_000, strict=True, description="rows that one DataLoader yields")
     shuffle: bool = Field(False, strict=True)
     drop_last: bool = Field(False, strict=True)
@@ -218,17 +219,17 @@ class Data(Component):
     num_workers: int = Field(0, ge=0, le=64, strict=True)
 
 
-class EvaluationData(Component):
+class EvaluationData(ComponentSpec):
     batch_size: int = Field(128, ge=1, le=1_000_000, strict=True)
     num_workers: int = Field(0, ge=0, le=64, strict=True)
 
 
-class Evaluation(Strict):
+class EvaluationSpec(Strict):
     data: EvaluationData
     every_epochs: int = Field(1, ge=1, le=1_000_000, strict=True)
 
 
-class Scheduler(Component):
+class SchedulerSpec(ComponentSpec):
     every: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
 
 
@@ -263,11 +264,11 @@ Export = Annotated[
 
 class RecipeProgram(Strict):
     kind: Literal["recipe"] = "recipe"
-    model: Component
-    data: Data
-    loss: Component | None = None
-    optimizer: Component | None = None
-    scheduler: Scheduler | None = Field(None, description="changes the learning rate, every epoch or every step")
+    model: ComponentSpec
+    data: DataSpec
+    loss: ComponentSpec | None = None
+    optimizer: ComponentSpec | None = None
+    scheduler: SchedulerSpec | None = Field(None, description="changes the learning rate, every epoch or every step")
     accumulate_steps: int = Field(1, ge=1, le=65_536, strict=True, description="batches in one optimizer step")
     clip_grad_norm: float | None = Field(
         None, gt=0, le=1e12, strict=True, description="largest norm of all gradients together"
@@ -280,7 +281,7 @@ class RecipeProgram(Strict):
     max_steps: int | None = Field(None, ge=1, le=10**12, strict=True)
     seed: int = Field(0, ge=0, le=2**63 - 1, strict=True)
     mode: Literal["train", "forward"] = "train"
-    evaluate: Evaluation | None = None
+    evaluate: EvaluationSpec | None = None
     checkpoint: CheckpointPolicy | None = Field(
         None, description="saves the run, so that a new attempt resumes from there"
     )
@@ -380,7 +381,7 @@ class JobSpec(Strict):
     )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     resources: Resources = Resources()
-    parallelism: Parallelism = Parallelism()
+    parallelism: ParallelismSpec = ParallelismSpec()
     program: Program
     observe: Literal["auto", "every", "off"] = "auto"
     limits: Limits = Limits()

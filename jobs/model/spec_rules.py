@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from jobs.model import file_patterns, validation
 from jobs.model.error_words import shorten
-from jobs.model.spec import DISTRIBUTED, MAX_DEVICES, JobSpec, Parallelism, RecipeProgram, ScriptProgram
+from jobs.model.spec import DISTRIBUTED, MAX_DEVICES, JobSpec, ParallelismSpec, RecipeProgram, ScriptProgram
 from jobs.model.spec_repair import ELSEWHERE, PROGRAMS, is_guessed, mend_spec
 from jobs.model.validation import MAX_REPORTED_ERRORS
 from shardyard.contract.errors import FieldError, InvalidSpec, NotSupported
@@ -230,11 +230,11 @@ def _is_inside(path: str) -> bool:
     return "\\" not in path and "\0" not in path and all(parts) and not {".", ".."} & {*parts}
 
 
-def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]:
+def _script_errors(how: ParallelismSpec, program: ScriptProgram) -> list[FieldError]:
     wrong = [
         FieldError(f"parallelism.{field}", "a script decides this itself, where it wraps its model; leave it out")
         for field in _NOT_FOR_SCRIPTS
-        if getattr(how, field) != Parallelism.model_fields[field].get_default(call_default_factory=True)
+        if getattr(how, field) != ParallelismSpec.model_fields[field].get_default(call_default_factory=True)
     ]
     if program.workdir and not _is_inside(program.workdir):
         message = 'the path of a directory within the bundle, with "/" between its parts, for example "mnist"'

@@ -57,8 +57,7 @@ from jobs.store.bundles import (
 )
 from jobs.store.call import Call
 from jobs.store.device_history import MAX_HISTORY_LINES, HistoryPage, read_history, read_recent_history
-from jobs.store.jobs import (
-    IDEMPOTENCY_SECONDS,
+from jobs.store.job_lists import (
     MAX_CANCEL_SCANNED,
     MAX_CANCELLED,
     MAX_SCANNED,
@@ -68,22 +67,25 @@ from jobs.store.jobs import (
     JobCount,
     JobFilter,
     JobRowPage,
-    JobView,
-    SubmitReply,
-    cancel,
     cancel_many,
     count_jobs,
     count_matching,
-    delete_job,
     find_jobs,
-    list_attempts,
     list_jobs,
     newest_jobs,
     read_changes,
     read_columns,
-    read_job,
     read_records,
     read_versions,
+)
+from jobs.store.jobs import (
+    IDEMPOTENCY_SECONDS,
+    JobView,
+    SubmitReply,
+    cancel,
+    delete_job,
+    list_attempts,
+    read_job,
     resume,
     submit,
     suspend,

@@ -65,7 +65,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOutPath:
     """A path that is not packed, and the reason as text. A path that ends in "/" is a whole directory."""
 
     path: str
@@ -78,7 +78,7 @@ class FileSelection:
 
     files: list[SourceFile] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)  # the first `MAX_LEFT_OUT`
+    left_out: list[LeftOutPath] = field(default_factory=list)  # the first `MAX_LEFT_OUT`
 
     @property
     def bytes(self) -> int:
@@ -293,7 +293,7 @@ class _DirectoryWalk:
 
     def _leave_out(self, path: str, why: str) -> None:
         if len(self.chosen.left_out) < MAX_LEFT_OUT:
-            self.chosen.left_out.append(LeftOut(path, why))
+            self.chosen.left_out.append(LeftOutPath(path, why))
 
     def _add_problem(self, path: str, problem: str) -> None:
         self._problems.append(FieldError(escape_unsafe(path) or "./", problem))

@@ -228,10 +228,7 @@ def submit_command(
         spec = None if from_job is not None else _read_file(source)
         with connect_client(url, token) as client:
             return _submit_spec(spec or _read_spec_of_job(source, client), client, bool(follow), as_json)
-    if from_job is not None:
-        raise InvalidRequest("--from names a job, and --script or --module a program; give one of them")
-    if script is not None and module is not None:
-        raise InvalidRequest("--script and --module name two programs; give one of them")
+    _refuse_two_programs(from_job, script, module)
     from shardyard.cli import scripts
     from shardyard.client.scripts import build_script_spec
     from shardyard.specs.changes import change_spec
@@ -342,6 +339,13 @@ def _options_of_scripts(context: typer.Context) -> list[str]:
 def _refuse_options(options: list[str]) -> None:
     if options:
         raise InvalidRequest(f"{', '.join(options)}: only with --script or --module; a job spec says this itself")
+
+
+def _refuse_two_programs(from_job: str | None, script: str | None, module: str | None) -> None:
+    if from_job is not None:
+        raise InvalidRequest("--from names a job, and --script or --module a program; give one of them")
+    if script is not None and module is not None:
+        raise InvalidRequest("--script and --module name two programs; give one of them")
 
 
 def _choose_kept(patterns: list[str] | None, none: bool) -> list[str] | None:

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -46,6 +45,7 @@ from shardyard.service.listening.listener import Listener, gate_of, make_admin_t
 from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess, is_alive, sole_owner
 from shardyard.service.redis_room import RedisRoom
 from shardyard.service.secret_key_file import find_key_file
+from shardyard.service.service_programs import api_process, worker_process
 from shardyard.service.start_checks import check_devices, check_redis_url, make_data_directory, read_settings
 from shardyard.service.virtual_nodes import PlannedWorker, find_other_workers, plan_workers, release_ballast
 
@@ -56,10 +56,6 @@ READY_SECONDS = 120.0
 _LINK_MINUTES = 15
 #: How often `up` looks whether a signal has come.
 TICK_SECONDS = 0.2
-#: The API drains open requests for 10 s.
-API_STOP_SECONDS = 15.0
-#: The worker's time to bring its attempts back to the queue, beside what they may take to save.
-WORKER_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +165,10 @@ class _ServiceRun:
         environment, redis = self._service_environment(port), self._start_redis(url)
         if environment["SHARDYARD_RUN_AS"]:
             self._data_dir.chmod(0o711)  # jobs can reach their own directories in it, and list nothing
-        self._start_processes(_api_process(self._data_dir, environment | redis.of_api))
+        self._start_processes(api_process(self._data_dir, environment | redis.of_api))
         self._end_other_workers(environment)
         of_worker = environment | self._own_address() | redis.of_worker
-        self._start_processes(*(_worker_process(self._data_dir, of_worker, worker) for worker in self._workers))
+        self._start_processes(*(worker_process(self._data_dir, of_worker, worker) for worker in self._workers))
         token_file = Path(environment["SHARDYARD_ADMIN_TOKEN_FILE"])
         nodes = self._wait_until_ready(url, token_file)
         if nodes:
@@ -212,7 +208,7 @@ class _ServiceRun:
             ServiceError: another process listens there.
         """
         host, port = self._options.host, self._options.port
-        if port and is_alive(_api_process(self._data_dir, {})):
+        if port and is_alive(api_process(self._data_dir, {})):
             return port  # the API of an earlier `up` still runs; it is adopted or replaced next
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -327,7 +323,7 @@ class _ServiceRun:
     def _end_other_workers(self, environment: Mapping[str, str]) -> None:
         """End what an earlier `up` has left that had another number of nodes."""
         for name in find_other_workers(self._data_dir, self._workers):
-            unwanted = _worker_process(self._data_dir, environment, PlannedWorker(name, node=""))
+            unwanted = worker_process(self._data_dir, environment, PlannedWorker(name, node=""))
             if self._processes.end_survivor(unwanted):
                 self._print_line(f"  {name:<10} ended: this start has another number of nodes")
         release_ballast(Path(environment["SHARDYARD_STATE_DIR"]), self._workers)
@@ -502,48 +498,3 @@ class _RedisVariables:
 
     of_api: dict[str, str]
     of_worker: dict[str, str]
-
-
-def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
-    wanted = (
-        *("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "ADMIN_TOKEN_FILE", "SECRET_KEY_FILE"),
-        *("HOST", "PORT", "TLS_CERT", "TLS_KEY", "INSECURE_HTTP", "JOBS_UNBOXED", "JOIN_FILE"),
-    )
-    return _own_process(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
-
-
-def _worker_process(data_dir: Path, environment: Mapping[str, str], worker: PlannedWorker) -> ServiceProcess:
-    wanted = (
-        *("REDIS_URL", "TELEMETRY_URL", "SUPERVISOR_REDIS_URL", "SUPERVISOR_TELEMETRY_URL"),
-        *("STORAGE", "STATE_DIR", "SECRET_KEY_FILE", "TLS_KEY"),
-        *("POOL", "DEVICES", "RUN_AS", "JOBS_UNBOXED", "NODE_ADDRESS"),
-        *(name.removeprefix("SHARDYARD_") for name in worker.settings),
-    )
-    command = ("-m", "workers", "--stop-attempts-on-exit")
-    return _own_process(
-        data_dir,
-        worker.process,
-        command,
-        {**environment, **worker.settings},
-        wanted,
-        stop_seconds=WORKER_STOP_SECONDS + Settings().checkpoint_seconds,
-    )
-
-
-def _own_process(
-    data_dir: Path,
-    name: str,
-    command: tuple[str, ...],
-    environment: Mapping[str, str],
-    wanted: tuple[str, ...],
-    stop_seconds: float,
-) -> ServiceProcess:
-    """One of our own programs. It gets only the settings that it reads, so that a change of another keeps it."""
-    settings = {
-        f"SHARDYARD_{key}": environment[f"SHARDYARD_{key}"] for key in wanted if f"SHARDYARD_{key}" in environment
-    }
-    # -P: a directory called `jobs` or `api` in the working directory must not shadow ours.
-    argv = (sys.executable, "-P", *command)
-    return ServiceProcess(
-        name, argv, settings, data_dir / f"{name}.lock", data_dir / "log" / f"{name}.log", stop_seconds=stop_seconds
-    )

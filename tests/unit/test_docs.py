@@ -20,8 +20,9 @@ from api.system import dashboard_routes, help_routes, problem_routes
 from benchmarks.harness import results
 from jobs.model import catalogue, state
 from jobs.model.settings import Settings
-from jobs.model.spec import JobSpec, Parallelism
+from jobs.model.spec import JobSpec, ParallelismSpec
 from jobs.model.spec_rules import parse_spec
+from jobs.model.spec_schema import SpecSchemaGenerator
 from jobs.splits.plan import predict_splits
 from shardyard.contract import report_diff
 from shardyard.contract.errors import InvalidSpec
@@ -241,7 +242,7 @@ def test_the_reference_of_the_job_spec_is_fresh() -> None:
 
 
 def test_every_field_of_the_reference_has_a_description_and_only_one() -> None:
-    schema = JobSpec.model_json_schema()
+    schema = JobSpec.model_json_schema(schema_generator=SpecSchemaGenerator)
     undescribed = {
         (model, field)
         for model, part in {**schema["$defs"], "JobSpec": schema}.items()
@@ -252,7 +253,7 @@ def test_every_field_of_the_reference_has_a_description_and_only_one() -> None:
 
 
 def test_every_model_of_the_job_spec_has_its_group_in_the_reference() -> None:
-    schema = JobSpec.model_json_schema()
+    schema = JobSpec.model_json_schema(schema_generator=SpecSchemaGenerator)
     assert {model for _, model, _, _ in spec_reference.GROUPS} == {"JobSpec", *schema["$defs"]}
 
 
@@ -497,7 +498,7 @@ def test_what_the_readme_says_is_missing_is_refused(words: str, change: dict[str
 
 def test_the_readme_explains_every_strategy() -> None:
     explained = {row[0].strip("`") for row in rows(README, "## Strategies")}
-    known = set(get_args(Parallelism.model_fields["strategy"].annotation))
+    known = set(get_args(ParallelismSpec.model_fields["strategy"].annotation))
     assert explained == known
 
 

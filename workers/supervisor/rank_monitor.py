@@ -8,6 +8,7 @@ publisher (logs, metrics, report, progress) and to those that decide here:
     RankActivity, StallReporter, TeardownTimer
                     whether the ranks make progress, and whether they exit when their work is done
     LimitWatch      whether they use more than they may
+    SaveWatch       the checkpoints that they save
 
 Whatever ends one rank ends the others.
 """
@@ -40,9 +41,7 @@ from jobs.protocol.records import (
 from workers.rank.handle import RankHandle, await_death
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.carriage import AttemptCarriage
-from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
-from workers.supervisor.checkpoints.messages import report_messages
-from workers.supervisor.checkpoints.save_hold import SaveHold
+from workers.supervisor.checkpoints.save_watch import SaveWatch
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import NOTE_FIELD, DescendantServer
 from workers.supervisor.ending.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
@@ -114,7 +113,6 @@ class RankMonitor:
         self._lease = lease
         self._publisher = publisher
         self._followers = followers
-        self._coordinator = self._make_coordinator(checkpoints) if checkpoints is not None else None
         self._loop = EventLoop()
         self._reader = RankReader(
             self._loop,
@@ -128,28 +126,13 @@ class RankMonitor:
         self._descendants = self._serve_descendants(listener, redactor) if listener is not None else None
         self._end = AttemptEnd(monotonic())
         log_line = publisher.log_line
-        self._stop = StopSequence(self._end, config, ranks, self._coordinator, self._descendants, log_line)
         detector = StallDetector(config.spec.limits.stall_seconds)
+        self._saves = SaveWatch(config, ranks, checkpoints, carriage, publisher, detector.excuse_silence)
+        self._stop = StopSequence(self._end, config, ranks, self._saves.coordinator, self._descendants, log_line)
         self._stalls = StallReporter(detector, HangInquiry(config, ranks), log_line)
         self._teardown = TeardownTimer(ranks)
         self._failures = FailureClassifier(config, requirements=requirements)
         self._profiles = ProfileCollector(config, ranks, lease, log_line)
-        # A recipe's checkpoints are held back by their coordinator.
-        is_script = isinstance(config.spec.program, ScriptProgram)
-        self._hold = SaveHold(carriage, ranks[0], log_line) if carriage is not None and is_script else None
-
-    def _make_coordinator(self, checkpoints: AttemptCheckpoints) -> CheckpointCoordinator:
-        def send_command(rank: int, command: bytes) -> None:
-            self._ranks[rank].send_command(command)
-
-        return CheckpointCoordinator(
-            len(self._ranks),
-            checkpoints.settings.every_steps,
-            checkpoints.writer,
-            send_command,
-            checkpoints.first_step,
-            self._config.spec.limits.stall_seconds,
-        )
 
     def _serve_descendants(self, listener: socket.socket, redactor: SecretRedactor | None) -> DescendantServer:
         return DescendantServer(
@@ -241,9 +224,7 @@ class RankMonitor:
         if not isinstance(record, StepBatch):
             self._flush_steps(rank)
         self._note_activity(rank.number, record)
-        if self._coordinator is not None:
-            for one in record.steps if isinstance(record, StepBatch) else (record,):
-                self._coordinator.on_record(rank.number, one, monotonic())
+        self._saves.on_record(rank.number, record)
         match record:
             case Saved() | Paused():
                 return
@@ -275,9 +256,9 @@ class RankMonitor:
     def _on_block(self, rank: RankHandle, block: StepBlock) -> None:
         """A rank of another node has taken so many steps."""
         self._reader.limits.records.add(BLOCK_BYTES)
-        self._note_activity(rank.number, StepBatch([block.last]))
-        if self._coordinator is not None:
-            self._coordinator.on_record(rank.number, block.last, monotonic())
+        last = StepBatch([block.last])
+        self._note_activity(rank.number, last)
+        self._saves.on_record(rank.number, last)
         self._publisher.add_steps(rank.number, [block])
 
     def _on_descendant_record(self, rank: int, record: StepBatch | SingleRecord, source: int) -> None:
@@ -300,8 +281,7 @@ class RankMonitor:
 
     def _on_program_end(self, rank: RankHandle, record: Returned) -> None:
         rank.returned, rank.returned_at = record, monotonic()
-        if self._coordinator is not None:
-            self._coordinator.rank_done(rank.number)
+        self._saves.on_program_end(rank.number)
         if record.outcome.exit_code:
             self._find_first_failure(rank, record.outcome)  # what the other ranks fail of next is a consequence
 
@@ -412,9 +392,8 @@ class RankMonitor:
             self._followers.on_tick(now, self._loop)
             for number, steps in self._followers.change_block_size().items():
                 self._publisher.add_steps(number, steps)
-        self._check_checkpoints(now)
+        self._saves.on_tick(now)
         self._profiles.on_tick(now)
-        self._hold_saves(now)
         self._stalls.finish_asking(now)
         self._end_over_limit(now)
         silence = self._lease.seconds_since_renewal
@@ -433,21 +412,6 @@ class RankMonitor:
         if breach is not None:
             self._stop.end_over_limit(breach, now)
         return breach is not None
-
-    def _check_checkpoints(self, now: float) -> None:
-        if self._coordinator is None:
-            return
-        self._coordinator.on_tick(now)
-        if self._coordinator.is_saving:
-            self._stalls.detector.excuse_silence(now)
-        report_messages(self._coordinator.take_messages(), self._publisher)
-
-    def _hold_saves(self, now: float) -> None:
-        if self._hold is None:
-            return
-        self._hold.on_tick()
-        if self._hold.is_held:
-            self._stalls.detector.excuse_silence(now)
 
     def _check_work(self, now: float) -> None:
         command = self._lease.command

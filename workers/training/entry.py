@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.model.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
+from jobs.model.spec import ComponentSpec, DataSpec, EvaluationData, JobSpec, RecipeProgram, SchedulerSpec
 from jobs.protocol.records import DeviceInfo, Result
 from jobs.splits.plan import deal_rows
 from shardyard.script.sampler import ShareSampler
@@ -156,21 +156,21 @@ def seed_everything(seed: int, context: RankContext) -> None:
 # -- the parts of a recipe -------------------------------------------------------------------------
 
 
-def build_model(component: Component) -> nn.Module:
+def build_model(component: ComponentSpec) -> nn.Module:
     model = _build_component(component, "program.model", MODELS)
     if not isinstance(model, nn.Module):
         raise RejectedByWorker(f"program.model.ref: {component.ref} made a {type(model).__name__}, not an nn.Module")
     return model
 
 
-def build_data(component: Component, field: str, context: RankContext) -> Dataset[Any]:
+def build_data(component: ComponentSpec, field: str, context: RankContext) -> Dataset[Any]:
     data = _build_component(component, field, DATA, DataRoot(context.data_root), field)
     if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
         raise RejectedByWorker(f"{field}.ref: {component.ref} made a {type(data).__name__}, not a Dataset")
     return cast(Dataset[Any], data)
 
 
-def build_loss(component: Component) -> Loss:
+def build_loss(component: ComponentSpec) -> Loss:
     if ":" not in component.ref:
         return cast(Loss, _built_in(component, "program.loss", optim.LOSSES, optim.build_loss))
     made = _import_attribute(component.ref, "program.loss.ref")
@@ -179,7 +179,7 @@ def build_loss(component: Component) -> Loss:
     return cast(Loss, made)
 
 
-def build_optimizer(component: Component, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(component: ComponentSpec, model: nn.Module) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if ":" not in component.ref:
         make: Callable[..., Any] = lambda name, args: optim.build_optimizer(name, parameters, args)  # noqa: E731
@@ -191,7 +191,7 @@ def build_optimizer(component: Component, model: nn.Module) -> torch.optim.Optim
     )
 
 
-def build_scheduler(component: Scheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
+def build_scheduler(component: SchedulerSpec, optimizer: torch.optim.Optimizer) -> LRScheduler:
     if ":" not in component.ref:
         make: Callable[..., Any] = lambda name, args: optim.build_scheduler(name, optimizer, args)  # noqa: E731
         return cast(LRScheduler, _built_in(component, "program.scheduler", optim.SCHEDULERS, make))
@@ -199,7 +199,7 @@ def build_scheduler(component: Scheduler, optimizer: torch.optim.Optimizer) -> L
     return cast(LRScheduler, _call_factory("program.scheduler", component, lambda: made(optimizer, **component.args)))
 
 
-def _build_component(component: Component, field: str, recipes: dict[str, BuiltInPart], *of_files: Any) -> Any:
+def _build_component(component: ComponentSpec, field: str, recipes: dict[str, BuiltInPart], *of_files: Any) -> Any:
     """Build what `component` names; `of_files` are further arguments of recipes that read files."""
     if ":" in component.ref:
         attribute = _import_attribute(component.ref, f"{field}.ref")
@@ -216,13 +216,13 @@ def _build_component(component: Component, field: str, recipes: dict[str, BuiltI
     return recipe.build(args, *of_files) if recipe.reads_files else recipe.build(args)
 
 
-def _built_in(component: Component, field: str, known: dict[str, Any], make: Callable[..., Any]) -> Any:
+def _built_in(component: ComponentSpec, field: str, known: dict[str, Any], make: Callable[..., Any]) -> Any:
     if component.ref not in known:
         raise RejectedByWorker(f"{field}.ref: unknown {component.ref!r}; known: {', '.join(known)}")
     return _call_factory(field, component, lambda: make(component.ref, component.args))
 
 
-def _call_factory(field: str, component: Component, make: Callable[[], Any]) -> Any:
+def _call_factory(field: str, component: ComponentSpec, make: Callable[[], Any]) -> Any:
     """The result of `make`. Arguments that do not fit are an error of the spec; all other errors are the code's."""
     try:
         return make()
@@ -258,7 +258,7 @@ def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: Loss
     try:
         with torch.no_grad():
             outputs = trial(inputs)
-            if loss is not None and target is not None and ":" not in cast(Component, program.loss).ref:
+            if loss is not None and target is not None and ":" not in cast(ComponentSpec, program.loss).ref:
                 loss(outputs, target)
     except (RuntimeError, ValueError, IndexError) as error:
         raise RejectedByWorker(
@@ -330,7 +330,7 @@ def build_evaluation(data: EvaluationData, context: RankContext) -> DataLoader[A
 
 
 def _make_loader(
-    data: Data | EvaluationData, context: RankContext, dataset: Dataset[Any], seed: int, **options: Any
+    data: DataSpec | EvaluationData, context: RankContext, dataset: Dataset[Any], seed: int, **options: Any
 ) -> DataLoader[Any]:
     return DataLoader(
         dataset,

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.model.spec import Component
+from jobs.model.spec import ComponentSpec
 from jobs.protocol.records import FLOP_STEP, Outline, Result
 from shardyard.script.sampler import ShareSampler
 from workers.probe.shapes import rows_of, shape_of
@@ -203,7 +203,7 @@ def _step_batches(run: TrainingRun, epoch: int) -> Iterator[tuple[list[Any], flo
 
 def _require_no_target(run: TrainingRun) -> None:
     """Require a target for built-in losses; a user's own loss may need none."""
-    loss = cast(Component, run.program.loss)
+    loss = cast(ComponentSpec, run.program.loss)
     if ":" not in loss.ref:
         raise RejectedByWorker(
             f"program.data.ref: {run.program.data.ref!r} yields no target, which loss {loss.ref!r} needs; "

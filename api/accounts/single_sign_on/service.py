@@ -19,7 +19,7 @@ from api.http import audit
 from api.http.address_limits import AddressLimiter
 from api.http.auth import Authenticator, Principal
 from api.schemas import views
-from api.schemas.requests import parse_device_sign_in
+from api.schemas.account_requests import parse_device_sign_in
 from jobs.model.records import TokenRecord
 from jobs.store.accounts import identities, sessions, tokens
 from jobs.store.accounts.identities import GrantedAccess

@@ -71,7 +71,7 @@ class SlowDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
+class _DeviceComparison:
     """One device in one window."""
 
     window: StepWindow
@@ -106,7 +106,7 @@ def _least_difference_ms(run: TimedRun) -> float:
     return MIN_IN_TURN_MS if run.works_in_turn else MIN_VIRTUAL_MS
 
 
-def _compare_devices(window: StepWindow) -> list[_Comparison]:
+def _compare_devices(window: StepWindow) -> list[_DeviceComparison]:
     devices = range(len(window.rows))
     compute = [window.compute(device) for device in devices]
     busy = [window.busy(device) for device in devices]
@@ -121,7 +121,9 @@ def _compare_devices(window: StepWindow) -> list[_Comparison]:
         ratio = (own + window.wait[device]) / peers_ms if peers_ms else 1.0
         excess = own - peers_compute[device], window.wait[device] - peers_wait[device]
         compared.append(
-            _Comparison(window, ratio, peers_ms, *excess, forward_ms=window.forward[device] - peers_forward[device])
+            _DeviceComparison(
+                window, ratio, peers_ms, *excess, forward_ms=window.forward[device] - peers_forward[device]
+            )
         )
     return compared
 
@@ -137,7 +139,7 @@ def _medians_of_others(values: Sequence[float]) -> list[float]:
     return medians
 
 
-def _noise_of(compared: Sequence[Sequence[_Comparison]]) -> float:
+def _noise_of(compared: Sequence[Sequence[_DeviceComparison]]) -> float:
     """The standard deviation of a ratio from one window to the next; a change does not matter to it."""
     return estimate_noise([[one.ratio for one in history] for history in compared])
 
@@ -151,7 +153,7 @@ def estimate_noise(histories: Sequence[Sequence[float]]) -> float:
     return max(noise, NOISE_OF_FEW if few else NOISE_AT_LEAST)
 
 
-def _slow_since(device: int, history: Sequence[_Comparison], noise: float) -> SlowDevice | None:
+def _slow_since(device: int, history: Sequence[_DeviceComparison], noise: float) -> SlowDevice | None:
     if not history:
         return None
     onset = _find_onset([one.ratio for one in history])
@@ -188,7 +190,7 @@ def _slow_since(device: int, history: Sequence[_Comparison], noise: float) -> Sl
 
 
 def _is_measured_often(
-    one: SlowDevice, history: Sequence[_Comparison], compared: Sequence[Sequence[_Comparison]]
+    one: SlowDevice, history: Sequence[_DeviceComparison], compared: Sequence[Sequence[_DeviceComparison]]
 ) -> bool:
     """Whether measured backwards alone show it too, where some windows repeat the one before: a repeated hiccup is
     still a single one."""
@@ -206,11 +208,11 @@ def _is_measured_often(
     return min(median(ratios), CERTAIN_RATIO) - 1 >= MIN_Z * error and _is_mostly_slow(ratios)
 
 
-def _repeats_backward(history: Sequence[_Comparison]) -> list[bool]:
+def _repeats_backward(history: Sequence[_DeviceComparison]) -> list[bool]:
     return [False] + [later.window.backward == earlier.window.backward for earlier, later in pairwise(history)]
 
 
-def _typical_times(since: Sequence[_Comparison]) -> tuple[float, float, float]:
+def _typical_times(since: Sequence[_DeviceComparison]) -> tuple[float, float, float]:
     """Of the extra time to compute, the extra wait, and the peers' time."""
     return (
         median(one.compute_ms for one in since),
@@ -219,7 +221,7 @@ def _typical_times(since: Sequence[_Comparison]) -> tuple[float, float, float]:
     )
 
 
-def _is_about_backward(since: Sequence[_Comparison]) -> bool:
+def _is_about_backward(since: Sequence[_DeviceComparison]) -> bool:
     measured_ms = sum(one.input_ms + one.forward_ms for one in since)
     return measured_ms < sum(one.compute_ms - one.forward_ms for one in since)
 

@@ -24,7 +24,7 @@ MAX_BATCH, MAX_WAITING = 256, 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingCommand:
     """A command, the reply that a task waits for, and whether the command may change something."""
 
     command: tuple[Word, ...]
@@ -56,8 +56,8 @@ class SharedConnection:
         self._seconds: float | None = settings.get("socket_timeout")
         # Without a timeout of its own, for which redis-py makes a task for each batch that it sends.
         self._connection = client.connection_pool.connection_class(**settings | {"socket_timeout": None})
-        self._waiting: deque[_Waiting] = deque()
-        self._sent: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingCommand] = deque()
+        self._sent: deque[_WaitingCommand] = deque()
         self._sender: asyncio.Task[None] | None = None
 
     async def execute(self, *command: Word, writes: bool = True) -> Any:
@@ -68,7 +68,7 @@ class SharedConnection:
         if len(self._waiting) >= MAX_WAITING:
             raise RedisConnectionError(f"{MAX_WAITING} commands wait for Redis already")
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(command, reply, writes))
+        self._waiting.append(_WaitingCommand(command, reply, writes))
         if self._sender is None:
             self._sender = asyncio.create_task(self._send_batches())
         return await reply

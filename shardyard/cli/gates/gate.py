@@ -24,7 +24,7 @@ from shardyard.cli.common import (
     parse_seconds,
 )
 from shardyard.cli.framework.completion import complete_jobs
-from shardyard.cli.output.documents import Output, parse_output, print_document
+from shardyard.cli.output.documents import Output, OutputForm, parse_output, print_document
 from shardyard.contract.errors import InvalidRequest, JobNotFinished
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ def gate_command(
     """Hold a job's report against limits, for CI: exit code 0 if it keeps all, 5 if it breaks one, 6 if noise does not
     let it tell."""
     form = parse_output(output, as_json)
-    if timeout is not None and not wait:
-        raise InvalidRequest("--timeout is about --wait; add that, or leave it out")
+    longest = _parse_timeout(timeout, wait)
     limits = {
         "max_time_imbalance": max_time_imbalance,
         "max_row_imbalance": max_row_imbalance,
@@ -120,20 +119,24 @@ def gate_command(
         "against": against,
         "max_slowdown": max_slowdown,
     }
-    began, deadline = time.monotonic(), None if timeout is None else parse_seconds(timeout, "--timeout")
+    began = time.monotonic()
     with connect_client(url, token) as client:
         if wait:
-            _await_end(client, job, deadline)
+            _await_end(client, job, longest)
         answer, verdict = _judge(client, job, limits)
     if junit is not None:
         _write_junit(junit, verdict, time.monotonic() - began)
-    if form.is_document:
-        print_document(answer, form)
-    else:
-        _print_verdict(verdict)
-    if github if github is not None else os.environ.get("GITHUB_ACTIONS") == "true":
-        _print_annotations(verdict, sys.stderr if form.is_document else sys.stdout)
+    _show_verdict(answer, verdict, form, github)
     raise typer.Exit(EXIT_CODES[verdict.outcome])
+
+
+def _parse_timeout(timeout: str | None, wait: bool) -> float | None:
+    """Seconds of --timeout. Raises InvalidRequest."""
+    if timeout is None:
+        return None
+    if not wait:
+        raise InvalidRequest("--timeout is about --wait; add that, or leave it out")
+    return parse_seconds(timeout, "--timeout")
 
 
 def _judge(client: "Client", job: str, limits: dict[str, Any]) -> "tuple[Any, GateVerdict]":
@@ -175,6 +178,16 @@ def _write_junit(file: Path, verdict: "GateVerdict", took_seconds: float) -> Non
         file.write_bytes(write_junit(verdict, took_seconds))
     except OSError as error:
         raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file in a directory of yours") from error
+
+
+def _show_verdict(answer: Any, verdict: "GateVerdict", form: OutputForm, github: bool | None) -> None:
+    """`github`: whether with GitHub's annotations; None: in GitHub Actions."""
+    if form.is_document:
+        print_document(answer, form)
+    else:
+        _print_verdict(verdict)
+    if github if github is not None else os.environ.get("GITHUB_ACTIONS") == "true":
+        _print_annotations(verdict, sys.stderr if form.is_document else sys.stdout)
 
 
 def _print_verdict(verdict: "GateVerdict") -> None:

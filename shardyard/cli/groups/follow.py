@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +11,6 @@ from shardyard.formatting import count_noun
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.client.transport import HttpCall
     from shardyard.contract.groups import GroupSummary
 
 #: Between two looks at a group.
@@ -31,7 +29,7 @@ def follow_group(client: "Client", kind: str, group: str, *, as_json: bool = Fal
     """Ctrl-C leaves the group running. Exit code 1 where no job of it succeeded."""
     from shardyard.client.groups import endpoints
 
-    show: Callable[[str], HttpCall[Any]] = endpoints.get_sweep if kind == "sweep" else endpoints.get_comparison
+    show = endpoints.BY_KIND[kind].show
     last, found = "", client.call(show(group))
     while True:
         words = describe_progress(found)
@@ -58,10 +56,9 @@ def describe_progress(group: "GroupSummary") -> str:
 def print_report(client: "Client", kind: str, group: str, *, as_json: bool) -> None:
     from shardyard.client.groups import endpoints
 
+    calls = endpoints.BY_KIND[kind]
     if as_json:
-        report = endpoints.get_sweep_report(group) if kind == "sweep" else endpoints.get_comparison_report(group)
-        return print_json(client.json(report))
-    draw = endpoints.draw_sweep_report if kind == "sweep" else endpoints.draw_comparison_report
+        return print_json(client.json(calls.report(group)))
     return make_console().print(
-        client.call(draw(group, "text/plain")).rstrip("\n"), markup=False, highlight=False, soft_wrap=True
+        client.call(calls.draw(group, "text/plain")).rstrip("\n"), markup=False, highlight=False, soft_wrap=True
     )

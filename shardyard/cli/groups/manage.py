@@ -1,6 +1,5 @@
 """Commands about groups of jobs: group list, show, report, cancel."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,7 +24,6 @@ from shardyard.contract.errors import NotFound
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.client.transport import HttpCall
     from shardyard.contract.groups import Comparison, GroupSummary, Sweep
 
 T = TypeVar("T")
@@ -67,8 +65,7 @@ def show_command(
     with connect_client(url, token) as client:
         kind, found = find_group(client, group)
         if as_json:
-            show: HttpCall[Any] = endpoints.get_sweep(group) if kind == "sweep" else endpoints.get_comparison(group)
-            return print_json(client.json(show))
+            return print_json(client.json(endpoints.BY_KIND[kind].show(group)))
     console = make_console()
     console.print(describe_progress(found), markup=False, highlight=False)
     listing = make_table("#NUMBER", "WHAT", "STATE", "JOB", "MESSAGE")
@@ -112,7 +109,7 @@ def report_command(
 
     with connect_client(url, token) as client:
         kind, _ = find_group(client, group)
-        draw = endpoints.draw_sweep_report if kind == "sweep" else endpoints.draw_comparison_report
+        draw = endpoints.BY_KIND[kind].draw
         for path, media in ((html, "text/html"), (svg, "image/svg+xml")):
             if path is not None:
                 Path(path).write_text(client.call(draw(group, media)), encoding="utf-8")
@@ -158,7 +155,7 @@ def cancel_command(
 
     with connect_client(url, token) as client:
         kind, _ = find_group(client, group)
-        cancel: HttpCall[Any] = endpoints.cancel_sweep(group) if kind == "sweep" else endpoints.cancel_comparison(group)
+        cancel = endpoints.BY_KIND[kind].cancel(group)
         if as_json:
             return print_json(client.json(cancel))
         found: GroupSummary = client.call(cancel)
@@ -169,13 +166,9 @@ def find_group(client: "Client", group: str) -> "tuple[str, Comparison | Sweep]"
     """Its kind, and what it is. Raises NotFound."""
     from shardyard.client.groups import endpoints
 
-    kinds: tuple[tuple[str, Callable[[str], HttpCall[Any]]], ...] = (
-        ("comparison", endpoints.get_comparison),
-        ("sweep", endpoints.get_sweep),
-    )
-    for kind, show in kinds:
+    for kind, calls in endpoints.BY_KIND.items():
         try:
-            return kind, client.call(show(group))
+            return kind, client.call(calls.show(group))
         except NotFound:
             continue
     raise NotFound(f"there is no comparison and no sweep {group!r}; `shardyard group list` shows yours")

@@ -2,7 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -114,3 +115,19 @@ def _path(collection: str, group: str, *rest: str) -> str:
     if not group:
         raise InvalidRequest(f"an empty id names none of the {collection}")
     return "/".join(["/v1", collection, quote(group, safe=""), *rest])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEndpoints:
+    """What can be called of a group of one kind, by its id; `draw` by the media type as well."""
+
+    show: Callable[[str], HttpCall[Any]]
+    cancel: Callable[[str], HttpCall[Any]]
+    report: Callable[[str], HttpCall[Any]]
+    draw: Callable[[str, str], HttpCall[str]]
+
+
+BY_KIND: Mapping[str, GroupEndpoints] = {
+    "comparison": GroupEndpoints(get_comparison, cancel_comparison, get_comparison_report, draw_comparison_report),
+    "sweep": GroupEndpoints(get_sweep, cancel_sweep, get_sweep_report, draw_sweep_report),
+}

@@ -26,6 +26,7 @@ from shardyard.contract.audit import AuditEntry
 from shardyard.contract.responses import at as format_time
 from shardyard.service.backup.selection import StorageSelection
 from tests.integration.api.conftest import ADMIN, Api, bearer, running
+from tests.integration.api.test_jobs import until_state
 from tests.integration.api.test_process import api_process
 
 pytestmark = pytest.mark.anyio
@@ -100,6 +101,7 @@ async def test_what_was_refused_for_its_contents_has_no_entry(api: Api) -> None:
 async def test_a_download_has_an_entry_with_the_file(api: Api, settings: Settings) -> None:
     api.node()
     job = await api.submit()
+    await until_state(api, job, "starting")
     directory = settings.storage / "jobs" / "default" / job / "1" / "artifacts"
     directory.mkdir(parents=True)
     (directory / "model.pt").write_bytes(b"weights")

@@ -61,8 +61,8 @@ async def test_all_means_waiting_and_running_jobs_of_this_tenant(api: Api) -> No
 
 
 async def test_a_cancel_of_many_goes_through_chunks_of_any_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.jobs, "MAX_CANCELLED", 3)
-    monkeypatch.setattr(store.jobs, "MAX_CANCEL_SCANNED", 4)
+    monkeypatch.setattr(store.job_lists, "MAX_CANCELLED", 3)
+    monkeypatch.setattr(store.job_lists, "MAX_CANCEL_SCANNED", 4)
     api.node(devices=1)
     jobs = [await api.submit(labels={"odd": str(number % 2)}) for number in range(20)]
     await until_state(api, jobs[0], "starting")

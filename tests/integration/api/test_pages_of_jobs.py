@@ -74,7 +74,7 @@ async def test_states_are_counted_whatever_there_is(seven: Api) -> None:
 
 
 async def test_more_than_are_counted_is_said_to_be_more(seven: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.jobs, "MAX_SCANNED", 4)
+    monkeypatch.setattr(store.job_lists, "MAX_SCANNED", 4)
     page = await seven.get("/v1/jobs?label=team%3Dvision&limit=1")
     assert (page["total"], page["total_is_exact"]) == (2, False)
     monkeypatch.setattr(list_order, "MAX_SORTED", 4)

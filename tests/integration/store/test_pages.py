@@ -64,7 +64,7 @@ def test_pages_show_every_job_once_newest_first_under_any_filter(world: World) -
 def test_a_rare_filter_gives_short_pages_that_still_make_progress(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store.jobs, "MAX_SCANNED", 250)
+    monkeypatch.setattr(store.job_lists, "MAX_SCANNED", 250)
     ids = fill(world)
     rare = JobFilter(label=("rare", "yes"))
     world.run(store.submit(TENANT, "000000-rare", a_spec(pool="a", labels={"rare": "yes"})))
@@ -75,7 +75,7 @@ def test_a_rare_filter_gives_short_pages_that_still_make_progress(
 
 
 def test_jobs_of_a_rare_name_are_found_at_once_by_their_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.jobs, "MAX_SCANNED", 10)
+    monkeypatch.setattr(store.job_lists, "MAX_SCANNED", 10)
     fill(world)
     for job in ("000000-rare", "001000-rare", "002000-rare"):
         world.run(store.submit(TENANT, job, a_spec(pool="a", name="rare: schöne 你好")))

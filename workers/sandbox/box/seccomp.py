@@ -36,7 +36,7 @@ _MASKED_EQUAL: Final = 7
 _UNKNOWN_NAME: Final = -1
 
 
-class _Comparison(ctypes.Structure):
+class _ArgumentComparison(ctypes.Structure):
     _fields_ = [("argument", ctypes.c_uint), ("operator", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
 
 
@@ -58,19 +58,23 @@ def compile_filter() -> bytes:
         for name in UNKNOWN.split():
             _add_rule(library, context, name, errno.ENOSYS)
         for bit in (1 << n for n in range(32) if _NAMESPACES >> n & 1):
-            _add_rule(library, context, "clone", errno.EPERM, _Comparison(0, _MASKED_EQUAL, bit, bit))
+            _add_rule(library, context, "clone", errno.EPERM, _ArgumentComparison(0, _MASKED_EQUAL, bit, bit))
         return _export_program(library, context)
     finally:
         library.seccomp_release(context)
 
 
 def _add_rule(
-    library: ctypes.CDLL, context: ctypes.c_void_p, name: str, number: int, comparison: _Comparison | None = None
+    library: ctypes.CDLL,
+    context: ctypes.c_void_p,
+    name: str,
+    number: int,
+    comparison: _ArgumentComparison | None = None,
 ) -> None:
     syscall = library.seccomp_syscall_resolve_name(name.encode())
     if syscall == _UNKNOWN_NAME:
         return
-    comparisons = (_Comparison * 1)(comparison) if comparison is not None else None
+    comparisons = (_ArgumentComparison * 1)(comparison) if comparison is not None else None
     count = 0 if comparison is None else 1
     added = library.seccomp_rule_add_array(context, ctypes.c_uint32(_ERRNO | number), syscall, count, comparisons)
     if added != 0:

@@ -9,7 +9,7 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from api.groups.optuna_search import MAX_DRAWS, PastTrial, SearchPlan, Values, choose_values, write_study
-from api.schemas.requests import SweepRange
+from api.schemas.group_requests import SweepRange
 from shardyard.contract.errors import InvalidRequest
 
 SPACE: dict[str, list[Any] | SweepRange] = {

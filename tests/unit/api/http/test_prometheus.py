@@ -2,7 +2,7 @@
 
 from api.http.prometheus import GaugeValues, ProcessMetrics
 from jobs.protocol.hardware import NodeReading
-from shardyard.contract.fleet import PoolView
+from shardyard.contract.fleet import BlockView, EngineView, PoolView
 
 
 def scrape(metrics: ProcessMetrics, **readings: list[NodeReading]) -> list[str]:
@@ -33,3 +33,27 @@ def test_a_device_that_works_no_more_is_gone() -> None:
     metrics = ProcessMetrics()
     scrape(metrics, n1=[NodeReading(3, {"power_watts": 312.5}, {"xid_79": 1})])
     assert scrape(metrics) == []
+
+
+def test_a_pool_that_is_gone_leaves_the_metrics() -> None:
+    monitoring = ProcessMetrics()
+    pool = PoolView(
+        name="a100",
+        devices=8,
+        free=5,
+        leased=2,
+        quarantined=1,
+        largest_node=8,
+        nodes=1,
+        live_nodes=1,
+        queued=3,
+        engine=EngineView(name="slurm", blocks=[BlockView(id="7", nodes=1, state="pending")]),
+    )
+    text = monitoring.render(GaugeValues({"queued": 3}, [pool], 0, wanted_nodes={"a100": 2})).decode()
+    assert 'shardyard_devices{pool="a100",state="free"} 5.0' in text
+    assert 'shardyard_queued_jobs{pool="a100"} 3.0' in text
+    assert 'shardyard_pool_wanted_nodes{pool="a100"} 2.0' in text
+    assert 'shardyard_pool_blocks{pool="a100",state="pending"} 1.0' in text
+    assert 'shardyard_nodes{pool="a100",state="live"} 1.0' in text
+    assert 'shardyard_jobs{state="queued"} 3.0' in text
+    assert "a100" not in monitoring.render(GaugeValues({}, [], 0)).decode()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.model import catalogue
-from jobs.model.spec import Component, JobSpec
+from jobs.model.spec import ComponentSpec, JobSpec
 from jobs.model.spec_rules import parse_spec
 from shardyard.contract.errors import FieldError
 
@@ -142,7 +142,7 @@ def test_a_loss_that_needs_a_target_is_refused_for_data_without_one() -> None:
     ],
 )
 def test_rows_of_built_in_data_are_known_from_the_arguments(ref: str, args: dict[str, Any], rows: int | None) -> None:
-    assert catalogue.dataset_rows(Component(ref=ref, args=args)) == rows
+    assert catalogue.dataset_rows(ComponentSpec(ref=ref, args=args)) == rows
 
 
 def test_the_listing_has_schemas_with_defaults_and_bounds() -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from api.schemas import requests
+from api.schemas import (
+    account_requests,
+    fleet_requests,
+    group_requests,
+    job_requests,
+    result_requests,
+    webhook_requests,
+)
 from jobs.model import catalogue
 from jobs.model.error_words import has_words
 from jobs.model.spec import JobSpec
@@ -21,11 +28,13 @@ RECIPE: dict[str, Any] = {
     "loss": {"ref": "cross_entropy"},
     "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
 }
+REQUESTS = (account_requests, fleet_requests, group_requests, job_requests, result_requests, webhook_requests)
 BODIES: list[type[BaseModel]] = [
     JobSpec,
     *(
         kind
-        for kind in vars(requests).values()
+        for module in REQUESTS
+        for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not BaseModel
     ),
 ]

@@ -58,8 +58,8 @@ def test_the_builders_have_every_field_of_a_spec() -> None:
         "secrets",
         "export",
     } | {"parallelism"}
-    assert names(Parallelism) == set(spec.Parallelism.model_fields) - {"strategy"}
-    assert names(Data) == set(spec.Data.model_fields)
+    assert names(Parallelism) == set(spec.ParallelismSpec.model_fields) - {"strategy"}
+    assert names(Data) == set(spec.DataSpec.model_fields)
     of_scripts = set(spec.ScriptProgram.model_fields) - {"kind", "bundle", "workdir"}
     assert names(Script) - names(builders.JobOptions) == of_scripts - {"secrets", "export"} | {
         "path", "include", "exclude", "artifact_bytes"

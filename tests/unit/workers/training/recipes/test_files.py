@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from jobs.model import catalogue
-from jobs.model.spec import Component
+from jobs.model.spec import ComponentSpec
 from tests.support.samples.cifar_files import BINARY, PYTHON, make_small_cifar, pickled_by_python_2
 from tests.support.training_runs import FORWARD, VECTORS, Kept, context_of, report_here, run_spec, spec_of
 from workers.runtime.context import RejectedByWorker
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def data_of(root: Path | None, ref: str, **args: Any) -> Any:
-    return entry.build_data(Component(ref=ref, args=args), "program.data", context_of(1, Kept(), data_root=root))
+    return entry.build_data(ComponentSpec(ref=ref, args=args), "program.data", context_of(1, Kept(), data_root=root))
 
 
 # -- the directory ---------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_a_damaged_binary_batch_is_refused(cifar: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("ref", ["cifar10", *FORMATS])
 def test_the_rows_of_a_file_are_not_known_to_the_api(ref: str) -> None:
-    assert catalogue.dataset_rows(Component(ref=ref, args={"path": "x"})) is None
+    assert catalogue.dataset_rows(ComponentSpec(ref=ref, args={"path": "x"})) is None
 
 
 def test_a_loss_with_a_target_is_refused_at_submit_for_arrays_that_name_none() -> None:

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from api.schemas.requests import MAX_KEPT_BYTES, parse_cancel, parse_spec, refuse_body
+from api.schemas.job_requests import MAX_KEPT_BYTES, parse_cancel, parse_spec
+from api.schemas.request_body import refuse_body
 from jobs.model.state import JobState
 from jobs.store import JobFilter
 from shardyard.contract.errors import InvalidRequest, MalformedJson

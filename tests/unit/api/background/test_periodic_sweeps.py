@@ -2,11 +2,16 @@ import asyncio
 
 import pytest
 
-from api.app import PeriodicSweep, convert_packed_jobs, run_periodically, sweep_storage, verify_storage, watch_scheduler
-from api.http.prometheus import GaugeValues, ProcessMetrics
+from api.background.periodic_sweeps import (
+    PeriodicSweep,
+    convert_packed_jobs,
+    run_periodically,
+    sweep_storage,
+    verify_storage,
+    watch_scheduler,
+)
 from jobs.files.identity import StorageMismatch
 from shardyard.contract.errors import Unavailable
-from shardyard.contract.fleet import BlockView, EngineView, PoolView
 
 
 def test_the_process_ends_when_its_scheduler_has_died() -> None:
@@ -14,30 +19,6 @@ def test_the_process_ends_when_its_scheduler_has_died() -> None:
     ended: list[bool] = []
     asyncio.run(watch_scheduler(lambda: next(alive), lambda: ended.append(True), seconds=0))
     assert ended == [True]
-
-
-def test_a_pool_that_is_gone_leaves_the_metrics() -> None:
-    monitoring = ProcessMetrics()
-    pool = PoolView(
-        name="a100",
-        devices=8,
-        free=5,
-        leased=2,
-        quarantined=1,
-        largest_node=8,
-        nodes=1,
-        live_nodes=1,
-        queued=3,
-        engine=EngineView(name="slurm", blocks=[BlockView(id="7", nodes=1, state="pending")]),
-    )
-    text = monitoring.render(GaugeValues({"queued": 3}, [pool], 0, wanted_nodes={"a100": 2})).decode()
-    assert 'shardyard_devices{pool="a100",state="free"} 5.0' in text
-    assert 'shardyard_queued_jobs{pool="a100"} 3.0' in text
-    assert 'shardyard_pool_wanted_nodes{pool="a100"} 2.0' in text
-    assert 'shardyard_pool_blocks{pool="a100",state="pending"} 1.0' in text
-    assert 'shardyard_nodes{pool="a100",state="live"} 1.0' in text
-    assert 'shardyard_jobs{state="queued"} 3.0' in text
-    assert "a100" not in monitoring.render(GaugeValues({}, [], 0)).decode()
 
 
 def test_storage_is_proven_as_soon_as_redis_answers() -> None:
