@@ -48,13 +48,13 @@ NAMES: tuple[str, ...] = (
     "idle",
 )
 #: Run only by name: what needs a machine of its own, or is the same on all.
-ON_REQUEST = ("gpu", "bucket", "fair_share", "start_estimates", "slurm_starts")
+ON_REQUEST = ("gpu", "bucket", "brought", "fair_share", "start_estimates", "slurm_starts")
 #: The packages of those that have one.
 PACKAGES = {
     **dict.fromkeys(("dispatching", "fair_share", "start_estimates"), "pools"),
     "slurm_starts": "engines",
     "unlike_devices": "devices",
-    "bucket": "storage",
+    **dict.fromkeys(("bucket", "brought"), "storage"),
     "comparisons": "groups",
 }
 PROJECT_README = Path(__file__).parents[1] / "README.md"
