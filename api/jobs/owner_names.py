@@ -18,7 +18,10 @@ class OwnerNames:
 
     async def read_name(self, token: str) -> str | None:
         """The name of a token, or its id where it has none or is gone; None for a job without one."""
-        return (await self.read_names({token}))[token] if token else None
+        if not token:
+            return None
+        name, until = self._known.get(token, ("", 0.0))
+        return name if until >= time.monotonic() else (await self.read_names({token}))[token]
 
     async def read_names(self, tokens: Collection[str]) -> dict[str, str]:
         """The names by the ids of the tokens."""
