@@ -25,7 +25,7 @@ LOCKS = ROOT / "locks"
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "development": ("server", "otel", "s3", "export", "optuna", "release", "docs", "dev"),
     "worker": ("server", "otel", "s3"),
-    "api": ("server", "otel", "s3", "optuna"),
+    "api": ("server", "otel", "s3"),
     "client": (),
     "docs": ("docs",),
 }

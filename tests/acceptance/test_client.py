@@ -230,7 +230,7 @@ def test_a_straggler_breaks_a_gate_and_its_twin_does_not(up: Up, client: Client)
         spec = {"name": name, "resources": {"devices": 2}, "parallelism": {"strategy": "ddp"}, "program": program}
         return client.submit(spec)
 
-    slow, twin = train("slow", {"rank": 1, "where": "forward", "milliseconds": 40}), train("twin", None)
+    slow, twin = train("slow", {"rank": 1, "where": "forward", "milliseconds": 80}), train("twin", None)
     for job in (slow, twin):
         job.wait(timeout=120)
     limits = ["--max-time-imbalance", "1.5", "--max-idle", "0", "--no-finding", "slow-device"]
@@ -243,7 +243,8 @@ def test_a_straggler_breaks_a_gate_and_its_twin_does_not(up: Up, client: Client)
     code, checks = gate("slow", *limits, "--against", "twin", "--max-slowdown", "1.5", "--wait")
     assert code == 5
     assert checks["succeeded"] == checks["max_idle"] == "passed"
-    assert checks["max_time_imbalance"] == checks["max_slowdown"] == checks["no_finding.slow-device"] == "broken"
+    assert checks["max_time_imbalance"] == checks["no_finding.slow-device"] == "broken"
+    assert checks["max_slowdown"] in ("broken", "unclear")  # a busy machine may have held up its twin
 
     code, checks = gate("twin", *limits, "--against", "slow", "--max-slowdown", "1.05")
     assert code in (0, 6), checks  # times of a busy machine may be too noisy to judge

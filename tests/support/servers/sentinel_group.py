@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 NAME = "shardyard"
 SENTINEL_PASSWORD, REPLICA_PASSWORD = "for-sentinels", "for-replicas"
-#: How long a server is silent before the Sentinels take it for dead; the longer time, where a test needs them to wait
-#: for one that lives: on a busy machine it may be silent for a second.
+#: How long a server is silent before the Sentinels take it for dead: the shorter time once it is. On a busy machine one
+#: that lives may be silent for a second, and who replaces it loses what a replica still confirms to it.
 DOWN_MILLISECONDS, PATIENT_MILLISECONDS = 1_000, 120_000
 PATIENCE_SECONDS = 60.0
 #: As docs/high-availability.md has them.
@@ -84,8 +84,8 @@ class SentinelGroup:
     def kill_primary(self) -> int:
         """As by kill -9; the port that was the primary's."""
         port = self.primary()
-        self._wait_for_the_silent(DOWN_MILLISECONDS)
         self.servers[port].kill()
+        self._wait_for_the_silent(DOWN_MILLISECONDS)
         return port
 
     def await_other_primary(self, than: int) -> int:
@@ -102,7 +102,6 @@ class SentinelGroup:
 
     def sever_replicas(self) -> None:
         """Let no replica read from the primary, which is alive, and stays the primary."""
-        self._wait_for_the_silent(PATIENT_MILLISECONDS)
         with self.servers[self.primary()].client() as client:
             client.execute_command("ACL", "SETUSER", "replica", "off")
             client.execute_command("CLIENT", "KILL", "USER", "replica")  # also those that only begin to be replicas
@@ -114,7 +113,7 @@ class SentinelGroup:
 
     def heal(self) -> None:
         """Have all servers run, and follow the primary."""
-        self._wait_for_the_silent(DOWN_MILLISECONDS)
+        self._wait_for_the_silent(PATIENT_MILLISECONDS)
         primary = self.primary()
         for port, server in self.servers.items():
             if not server.alive:
@@ -202,7 +201,7 @@ class SentinelServer(RedisServer):
                 f"sentinel monitor {NAME} 127.0.0.1 {port} 2\n"
                 f"sentinel auth-user {NAME} sentinel\n"
                 f"sentinel auth-pass {NAME} {SENTINEL_PASSWORD}\n"
-                f"sentinel down-after-milliseconds {NAME} {DOWN_MILLISECONDS}\n"
+                f"sentinel down-after-milliseconds {NAME} {PATIENT_MILLISECONDS}\n"
                 f"sentinel failover-timeout {NAME} 10000\n"
             )
 

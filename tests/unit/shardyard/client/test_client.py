@@ -367,7 +367,7 @@ def test_every_route_of_the_api_has_a_call() -> None:
         e.test_webhook("a"), e.list_deliveries("a", state="", cursor="", limit=1), e.redeliver("a", "b"),
         g.compare({}, strategies=[], devices=[]), g.list_comparisons(), g.get_comparison("a"), g.cancel_comparison("a"),
         g.get_comparison_report("a"), g.sweep({}), g.list_sweeps(), g.get_sweep("a"), g.cancel_sweep("a"),
-        g.get_sweep_report("a"),
+        g.get_sweep_report("a"), g.get_study("a"),
     ]  # fmt: skip
 
     def called(method: str, path: str) -> bool:
