@@ -332,6 +332,8 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
     started = {}
     for name, words in {
         "comparison": ("compare", "--strategies", "single,ddp", "--devices", "1,2", "--steps", "20"),
+        "on its devices": ("compare", "--strategies", "dp,ddp"),
+        "under its strategy": ("compare", "--devices", "1,2"),
         "values": ("compare", "--sweep", "program.data.batch_size=16,32", "--steps", "20"),
         "grid": ("sweep", "--set", "program.optimizer.ref=sgd,adamw", "--set", "program.seed=[1, 2]"),
         "drawn": ("sweep", "--range", "program.optimizer.args.lr=1e-3:1e-1:log", "--trials", "3", "--seed", "5"),
@@ -340,6 +342,9 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
         started[name] = capsys.readouterr().out.strip()
     with Client() as client:
         assert len(client.comparison(started["comparison"]).variants) == 3
+        variants = {name: client.comparison(started[name]).variants for name in ("on its devices", "under its strategy")}
+        assert [(one.strategy, one.devices) for one in variants["on its devices"]] == [("dp", 1), ("ddp", 1)]
+        assert {one.strategy for one in variants["under its strategy"]} == {"single"}
         assert [one.values for one in client.get_sweep(started["values"]).trials] == [
             {"program.data.batch_size": 16},
             {"program.data.batch_size": 32},
