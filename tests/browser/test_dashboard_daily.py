@@ -98,6 +98,31 @@ def test_jobs_are_sorted_by_a_metric_chosen_and_compared(pages: Pages, trained: 
     expect(page.locator(".overlaid canvas").first).to_be_visible()
 
 
+def test_all_columns_of_a_long_list_have_room(pages: Pages, client: Client) -> None:
+    label = {"shown": "long"}
+    for number in range(40):
+        client.submit(example("digits-ddp2") | {"name": f"waits {number}", "labels": label, "start_after": 3600})
+    try:
+        page = pages.open("/?label=shown%3Dlong")
+        head = page.locator("table.jobs thead")
+        expect(page.locator("table.jobs tr.gap")).to_have_count(1)  # more than are drawn
+        job, owner, menu, frame = (
+            found.bounding_box()
+            for found in (
+                head.locator("th.of-job"),
+                head.get_by_role("columnheader", name="Owner"),
+                head.locator("th").last,
+                page.locator(".jobs-frame"),
+            )
+        )
+        assert job and owner and menu and frame
+        assert job["width"] >= 200
+        assert owner["x"] + owner["width"] <= menu["x"] + 1
+        assert menu["x"] + menu["width"] <= frame["x"] + frame["width"] + 1
+    finally:
+        client.cancel_jobs(label="shown=long")
+
+
 def test_columns_and_density_are_in_the_address_and_a_view_is_saved(pages: Pages, trained: tuple[str, str]) -> None:
     page = pages.open("/?label=shown%3Ddaily")
     page.get_by_role("button", name="Columns").click()
