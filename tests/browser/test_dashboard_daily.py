@@ -106,19 +106,14 @@ def test_all_columns_of_a_long_list_have_room(pages: Pages, client: Client) -> N
         page = pages.open("/?label=shown%3Dlong")
         head = page.locator("table.jobs thead")
         expect(page.locator("table.jobs tr.gap")).to_have_count(1)  # more than are drawn
-        job, owner, menu, frame = (
-            found.bounding_box()
-            for found in (
-                head.locator("th.of-job"),
-                head.get_by_role("columnheader", name="Owner"),
-                head.locator("th").last,
-                page.locator(".jobs-frame"),
-            )
-        )
-        assert job and owner and menu and frame
-        assert job["width"] >= 200
-        assert owner["x"] + owner["width"] <= menu["x"] + 1
-        assert menu["x"] + menu["width"] <= frame["x"] + frame["width"] + 1
+        places = "all => all.map((one) => one.getBoundingClientRect()).map(({left, right}) => [left, right])"
+        (job,) = head.locator("th.of-job").evaluate_all(places)
+        (owner,) = head.get_by_role("columnheader", name="Owner").evaluate_all(places)
+        (menu,) = head.locator("th:last-child").evaluate_all(places)
+        (frame,) = page.locator(".jobs-frame").evaluate_all(places)
+        assert job[1] - job[0] >= 200
+        assert owner[1] <= menu[0] + 1
+        assert frame[1] - 2 <= menu[1] <= frame[1]
     finally:
         client.cancel_jobs(label="shown=long")
 

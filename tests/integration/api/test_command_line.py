@@ -342,9 +342,10 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
         started[name] = capsys.readouterr().out.strip()
     with Client() as client:
         assert len(client.comparison(started["comparison"]).variants) == 3
-        variants = {name: client.comparison(started[name]).variants for name in ("on its devices", "under its strategy")}
-        assert [(one.strategy, one.devices) for one in variants["on its devices"]] == [("dp", 1), ("ddp", 1)]
-        assert {one.strategy for one in variants["under its strategy"]} == {"single"}
+        variants = client.comparison(started["on its devices"]).variants
+        assert [(one.strategy, one.devices) for one in variants] == [("dp", 1), ("ddp", 1)]
+        variants = client.comparison(started["under its strategy"]).variants
+        assert {one.strategy for one in variants} == {"single"}
         assert [one.values for one in client.get_sweep(started["values"]).trials] == [
             {"program.data.batch_size": 16},
             {"program.data.batch_size": 32},
