@@ -363,6 +363,15 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
     assert all(group in listed for group in started.values())
     assert run("group", "show", started["comparison"]) == 0
     assert "left out: single on 2" in capsys.readouterr().out
+    assert run("group", "show", started["comparison"][-8:]) == 0
+    assert "left out: single on 2" in capsys.readouterr().out
+    assert run("group", "show", "@last~5") == 0, "the oldest of six"
+    assert "left out: single on 2" in capsys.readouterr().out
+    assert run("group", "show", "digits", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == started["drawn"], "the newest of that name"
+    assert run("group", "show", started["comparison"][:4]) == 4
+    assert "stands for several groups" in capsys.readouterr().err
+    assert run("group", "show", "@last~99") == 4
     page = tmp_path / "report.html"
     assert run("group", "report", started["grid"], "--html", str(page)) == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
