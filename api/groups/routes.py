@@ -174,7 +174,11 @@ async def report_sweep(request: Request, who: Caller, groups: ServiceDep, sweep:
     )
 
 
-@router.get("/v1/sweeps/{sweep}/study", **describe("Download the study of a sweep", content_of(JSON_LINES, BYTES)))
+@router.get(
+    "/v1/sweeps/{sweep}/study",
+    response_class=Response,
+    **describe("Download the study of a sweep", content_of(JSON_LINES, BYTES)),
+)
 async def download_study(who: Caller, searches: SearchesDep, sweep: SweepId) -> Response:
     """The trials so far of a sweep with `search: optuna`, as a journal that Optuna and its dashboard open."""
     headers = {"Content-Disposition": f'attachment; filename="sweep-{sweep}.log"'}

@@ -33,6 +33,7 @@ OPERATION_IDS: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/sweeps/{sweep}"): "getSweep",
     ("POST", "/v1/sweeps/{sweep}/cancel"): "cancelSweep",
     ("GET", "/v1/sweeps/{sweep}/report"): "getSweepReport",
+    ("GET", "/v1/sweeps/{sweep}/study"): "downloadSweepStudy",
     ("POST", "/v1/bundles"): "uploadBundle",
     ("GET", "/v1/bundles/{bundle}"): "getBundle",
     ("DELETE", "/v1/bundles/{bundle}"): "deleteBundle",

@@ -69,7 +69,10 @@ EXAMPLES = "\n\n".join(
         "shardyard logs JOB -f --device 1        one device's lines as they come",
         "shardyard top                           jobs and devices, live",
         "shardyard cancel --label team=vision    all jobs with that label",
-        "Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused.",
+        (
+            "Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused, "
+            "5 a gate is broken, 6 a gate cannot be judged."
+        ),
     )
 )
 MORE_EXAMPLES = {

@@ -98,6 +98,26 @@ def test_jobs_are_sorted_by_a_metric_chosen_and_compared(pages: Pages, trained: 
     expect(page.locator(".overlaid canvas").first).to_be_visible()
 
 
+def test_all_columns_of_a_long_list_have_room(pages: Pages, client: Client) -> None:
+    label = {"shown": "long"}
+    for number in range(40):
+        client.submit(example("digits-ddp2") | {"name": f"waits {number}", "labels": label, "start_after": 3600})
+    try:
+        page = pages.open("/?label=shown%3Dlong")
+        head = page.locator("table.jobs thead")
+        expect(page.locator("table.jobs tr.gap")).to_have_count(1)  # more than are drawn
+        places = "all => all.map((one) => one.getBoundingClientRect()).map(({left, right}) => [left, right])"
+        (job,) = head.locator("th.of-job").evaluate_all(places)
+        (owner,) = head.get_by_role("columnheader", name="Owner").evaluate_all(places)
+        (menu,) = head.locator("th:last-child").evaluate_all(places)
+        (frame,) = page.locator(".jobs-frame").evaluate_all(places)
+        assert job[1] - job[0] >= 200
+        assert owner[1] <= menu[0] + 1
+        assert frame[1] - 2 <= menu[1] <= frame[1]
+    finally:
+        client.cancel_jobs(label="shown=long")
+
+
 def test_columns_and_density_are_in_the_address_and_a_view_is_saved(pages: Pages, trained: tuple[str, str]) -> None:
     page = pages.open("/?label=shown%3Ddaily")
     page.get_by_role("button", name="Columns").click()

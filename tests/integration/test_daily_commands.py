@@ -163,6 +163,7 @@ def test_a_name_of_several_jobs_is_refused_with_them(service: Stub, capsys: pyte
         ("list --pool ", {"default"}),
         ("drain h", {"host-a"}),
         ("submit --from @", {"@last"}),
+        ("group show ", {"00000002", "lr", "@last"}),
     ],
 )
 def test_the_shell_is_offered_what_the_service_has(
@@ -171,6 +172,9 @@ def test_the_shell_is_offered_what_the_service_has(
     service.on("GET", "/v1/jobs", jobs_of({}))
     service.on("GET", "/v1/pools", (200, {"pools": [{"name": "default", "devices": 2}]}))
     service.on("GET", "/v1/nodes", (200, {"nodes": [{"id": "host-a", "alive": True}]}))
+    group = {"id": f"{2:032}", "name": "lr", "state": "running", "jobs": 2, "created_at": "2026-01-01T00:00:00Z"}
+    service.on("GET", "/v1/sweeps", (200, {"sweeps": [group]}))
+    service.on("GET", "/v1/comparisons", (200, {"comparisons": []}))
     monkeypatch.setenv("_SHARDYARD_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"shardyard {typed}")
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" "))))

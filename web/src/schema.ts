@@ -1384,6 +1384,7 @@ export interface components {
             version: number;
             /** @description name of the tenant */
             tenant: string;
+            /** @description name of the token that it was submitted with; null: not known */
             owner: string | null;
             /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
@@ -2933,6 +2934,7 @@ export interface components {
             version: number;
             /** @description name of the tenant */
             tenant: string;
+            /** @description name of the token that it was submitted with; null: not known */
             owner: string | null;
             /** @description place in the queue, from 1; null where it is in none */
             queue_position: number | null;
@@ -3368,6 +3370,7 @@ export interface components {
             max_concurrent: number;
             /** @description optimizer steps of each job; null: as the spec says */
             steps: number | null;
+            /** @description why it has fewer trials than were planned */
             note: string;
             /** @description its jobs, by their numbers */
             trials: components["schemas"]["Trial"][];

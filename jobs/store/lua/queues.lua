@@ -21,6 +21,7 @@ local LOOK_AGAIN_US = 10 * 1000000
 local function awaiting_message(awaits)
   local ids = {}
   for id in string.gmatch(awaits, '%S+') do ids[#ids + 1] = id end
+  if #ids == 0 then return 'all jobs that it depends on have ended; whether it may start is decided in a moment' end
   return 'it waits until ' .. (#ids == 1 and 'job ' or #ids .. ' jobs have succeeded: ') .. table.concat(ids, ', ')
     .. (#ids == 1 and ' has succeeded' or '')
 end

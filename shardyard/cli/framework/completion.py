@@ -1,4 +1,4 @@
-"""What a shell completes, asked of the running service: jobs, nodes, pools, states, streams.
+"""What a shell completes, asked of the running service: jobs, groups, nodes, pools, states, streams.
 
 A shell waits for it while somebody types. So it asks once, for a moment, and offers nothing when no answer comes.
 """
@@ -25,6 +25,11 @@ def complete_jobs(ctx: typer.Context, incomplete: str) -> Words:
     """Names and short ids of the newest jobs, with what they do."""
     words = list(_ask(ctx, _list_jobs))
     return _select(words, incomplete) + ([("@last", "the newest of yours")] if "@last".startswith(incomplete) else [])
+
+
+def complete_groups(ctx: typer.Context, incomplete: str) -> Words:
+    """Names and short ids of the newest comparisons and sweeps, and @last."""
+    return _select([*_ask(ctx, _list_groups), ("@last", "the newest of yours")], incomplete)
 
 
 def complete_nodes(ctx: typer.Context, incomplete: str) -> Words:
@@ -81,6 +86,15 @@ def _list_jobs(client: "Client") -> Iterator[tuple[str, str]]:
         if job.name not in seen and job.name.isprintable():
             seen.add(job.name)
             yield job.name, f"the newest: {job.state}, {age} ago"
+
+
+def _list_groups(client: "Client") -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for group in (*client.sweeps(limit=JOBS).sweeps, *client.comparisons(limit=JOBS).comparisons):
+        yield formatting.short_id(group.id), formatting.single_line(f"{group.name}, {group.state}")
+        if group.name not in seen and group.name.isprintable():
+            seen.add(group.name)
+            yield group.name, group.state
 
 
 def _list_nodes(client: "Client") -> Iterator[tuple[str, str]]:

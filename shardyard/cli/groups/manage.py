@@ -19,16 +19,25 @@ from shardyard.cli.common import (
     state_text,
 )
 from shardyard.cli.framework.commands import make_app
+from shardyard.cli.framework.completion import complete_groups
 from shardyard.cli.groups.follow import describe_progress, follow_group, print_report
-from shardyard.contract.errors import NotFound
+from shardyard.cli.groups.references import find_group, list_newest
 
 if TYPE_CHECKING:
-    from shardyard.client import Client
     from shardyard.contract.groups import Comparison, GroupSummary, Sweep
 
 T = TypeVar("T")
 app = make_app(help="Comparisons and sweeps: groups of jobs.", no_args_is_help=True)
-GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="The id of a comparison or a sweep.", show_default=False)]
+Group = Annotated[
+    str,
+    typer.Argument(
+        metavar="GROUP",
+        help="A comparison or a sweep: its id or a part of it, such as the last eight digits; its name, for the newest "
+        "of that name; or @last.",
+        show_default=False,
+        autocompletion=complete_groups,
+    ),
+]
 #: Groups of each kind that a list has.
 LISTED = 20
 
@@ -39,15 +48,14 @@ def list_command(url: Url = None, token: Token = None, as_json: AsJson = False, 
     from shardyard.client.groups import endpoints
 
     with connect_client(url, token) as client:
-        calls = endpoints.list_comparisons(limit=LISTED), endpoints.list_sweeps(limit=LISTED)
         if as_json:
+            calls = endpoints.list_comparisons(limit=LISTED), endpoints.list_sweeps(limit=LISTED)
             comparisons, sweeps = (client.json(call) for call in calls)
             return print_json({"comparisons": comparisons["comparisons"], "sweeps": sweeps["sweeps"]})
-        rows = [("comparison", one) for one in client.call(calls[0]).comparisons]
-        rows += [("sweep", one) for one in client.call(calls[1]).sweeps]
+        rows = list_newest(client, LISTED)
     now = datetime.now(UTC)
     listing = make_table("GROUP", "KIND", "NAME", "STATE", "#JOBS", "#ENDED", "AGE")
-    for kind, one in sorted(rows, key=lambda row: row[1].id, reverse=True):
+    for kind, one in rows:
         alive = sum(one.counts.get(state, 0) for state in ("queued", "starting", "running"))
         created = formatting.format_age((now - one.created_at).total_seconds())
         listing.add_row(one.id, kind, one.name, state_text(one.state), str(one.jobs), str(one.jobs - alive), created)
@@ -56,7 +64,7 @@ def list_command(url: Url = None, token: Token = None, as_json: AsJson = False, 
 
 @app.command("show")
 def show_command(
-    group: GroupId, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False
+    group: Group, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False
 ) -> None:
     """Show the jobs of a comparison or a sweep."""
     from shardyard.client.groups import endpoints
@@ -65,7 +73,7 @@ def show_command(
     with connect_client(url, token) as client:
         kind, found = find_group(client, group)
         if as_json:
-            return print_json(client.json(endpoints.BY_KIND[kind].show(group)))
+            return print_json(client.json(endpoints.BY_KIND[kind].show(found.id)))
     console = make_console()
     console.print(describe_progress(found), markup=False, highlight=False)
     listing = make_table("#NUMBER", "WHAT", "STATE", "JOB", "MESSAGE")
@@ -92,7 +100,7 @@ def _jobs_of(found: "Comparison | Sweep") -> list[tuple[int, str, Any]]:
 
 @app.command("report")
 def report_command(
-    group: GroupId,
+    group: Group,
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write it as a page, with curves.", show_default=False)
     ] = None,
@@ -108,18 +116,18 @@ def report_command(
     from shardyard.client.groups import endpoints
 
     with connect_client(url, token) as client:
-        kind, _ = find_group(client, group)
+        kind, found = find_group(client, group)
         draw = endpoints.BY_KIND[kind].draw
         for path, media in ((html, "text/html"), (svg, "image/svg+xml")):
             if path is not None:
-                Path(path).write_text(client.call(draw(group, media)), encoding="utf-8")
+                Path(path).write_text(client.call(draw(found.id, media)), encoding="utf-8")
         if html is None and svg is None:
-            print_report(client, kind, group, as_json=as_json)
+            print_report(client, kind, found.id, as_json=as_json)
 
 
 @app.command("study")
 def study_command(
-    group: GroupId,
+    group: Group,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it, - for standard output.")],
     url: Url = None,
     token: Token = None,
@@ -129,7 +137,7 @@ def study_command(
     from shardyard.client.groups import endpoints
 
     with connect_client(url, token) as client:
-        content = client.call(endpoints.get_study(group))
+        content = client.call(endpoints.get_study(find_group(client, group)[1].id))
     if file == "-":
         typer.get_binary_stream("stdout").write(content)
     else:
@@ -138,37 +146,25 @@ def study_command(
 
 @app.command("watch")
 def watch_command(
-    group: GroupId, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False
+    group: Group, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False
 ) -> None:
     """Follow a comparison or a sweep until it has ended, and print its report."""
     with connect_client(url, token) as client:
-        kind, _ = find_group(client, group)
-        follow_group(client, kind, group, as_json=as_json)
+        kind, found = find_group(client, group)
+        follow_group(client, kind, found.id, as_json=as_json)
 
 
 @app.command("cancel")
 def cancel_command(
-    group: GroupId, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False
+    group: Group, url: Url = None, token: Token = None, as_json: AsJson = False, no_color: NoColor = False
 ) -> None:
     """Cancel all jobs of a comparison or a sweep that have not ended."""
     from shardyard.client.groups import endpoints
 
     with connect_client(url, token) as client:
-        kind, _ = find_group(client, group)
-        cancel = endpoints.BY_KIND[kind].cancel(group)
+        kind, found = find_group(client, group)
+        cancel = endpoints.BY_KIND[kind].cancel(found.id)
         if as_json:
             return print_json(client.json(cancel))
-        found: GroupSummary = client.call(cancel)
-    return make_console().print(describe_progress(found), markup=False, highlight=False)
-
-
-def find_group(client: "Client", group: str) -> "tuple[str, Comparison | Sweep]":
-    """Its kind, and what it is. Raises NotFound."""
-    from shardyard.client.groups import endpoints
-
-    for kind, calls in endpoints.BY_KIND.items():
-        try:
-            return kind, client.call(calls.show(group))
-        except NotFound:
-            continue
-    raise NotFound(f"there is no comparison and no sweep {group!r}; `shardyard group list` shows yours")
+        after: GroupSummary = client.call(cancel)
+    return make_console().print(describe_progress(after), markup=False, highlight=False)

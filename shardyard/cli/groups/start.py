@@ -52,10 +52,10 @@ Mode = Annotated[
 def compare_command(
     file: SpecFile,
     strategies: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Of single, dp, ddp and fsdp.", show_default=False)
+        str | None, typer.Option(metavar="LIST", help="Of single, dp, ddp and fsdp.", show_default="the spec's")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Numbers of devices, such as 1,2,4.", show_default=False)
+        str | None, typer.Option(metavar="LIST", help="Numbers of devices, such as 1,2,4.", show_default="the spec's")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each job.")] = 50,
     sweep: Annotated[
@@ -85,9 +85,16 @@ def compare_command(
             grid["resources.devices"] = _read_counts(devices)
         values = endpoints.sweep(spec, grid=grid, steps=steps, metric="rows_per_second", name=name)
         return _start(values, "sweep", url, token, watch=watch, as_json=as_json)
-    if strategies is None or devices is None:
+    if strategies is None and devices is None:
         raise InvalidRequest("say what to compare: --strategies single,dp,ddp --devices 1,2, or --sweep FIELD=LIST")
-    call = endpoints.compare(spec, strategies=_split(strategies), devices=_read_counts(devices), steps=steps, name=name)
+    own = _own_variant(spec)
+    call = endpoints.compare(
+        spec,
+        strategies=own[0] if strategies is None else _split(strategies),
+        devices=own[1] if devices is None else _read_counts(devices),
+        steps=steps,
+        name=name,
+    )
     return _start(call, "comparison", url, token, watch=watch, as_json=as_json)
 
 
@@ -160,6 +167,13 @@ def _start(call: "HttpCall[Any]", kind: str, url: str | None, token: str | None,
         if watch:
             return follow_group(client, kind, started.id, as_json=as_json)
         return print_started(started)
+
+
+def _own_variant(spec: Any) -> tuple[list[Any], list[Any]]:
+    """The strategy and the devices that a spec asks for. What is wrong with them the service says."""
+    parts = spec if isinstance(spec, dict) else {}
+    parallelism, resources = (parts.get(name) or {} for name in ("parallelism", "resources"))
+    return [parallelism.get("strategy", "single")], [resources.get("devices", 1)]
 
 
 def _split(words: str) -> list[str]:

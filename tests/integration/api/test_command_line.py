@@ -332,6 +332,8 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
     started = {}
     for name, words in {
         "comparison": ("compare", "--strategies", "single,ddp", "--devices", "1,2", "--steps", "20"),
+        "on its devices": ("compare", "--strategies", "dp,ddp"),
+        "under its strategy": ("compare", "--devices", "1,2"),
         "values": ("compare", "--sweep", "program.data.batch_size=16,32", "--steps", "20"),
         "grid": ("sweep", "--set", "program.optimizer.ref=sgd,adamw", "--set", "program.seed=[1, 2]"),
         "drawn": ("sweep", "--range", "program.optimizer.args.lr=1e-3:1e-1:log", "--trials", "3", "--seed", "5"),
@@ -340,6 +342,10 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
         started[name] = capsys.readouterr().out.strip()
     with Client() as client:
         assert len(client.comparison(started["comparison"]).variants) == 3
+        variants = client.comparison(started["on its devices"]).variants
+        assert [(one.strategy, one.devices) for one in variants] == [("dp", 1), ("ddp", 1)]
+        variants = client.comparison(started["under its strategy"]).variants
+        assert {one.strategy for one in variants} == {"single"}
         assert [one.values for one in client.get_sweep(started["values"]).trials] == [
             {"program.data.batch_size": 16},
             {"program.data.batch_size": 32},
@@ -357,6 +363,15 @@ def test_groups_are_started_listed_shown_reported_and_cancelled(
     assert all(group in listed for group in started.values())
     assert run("group", "show", started["comparison"]) == 0
     assert "left out: single on 2" in capsys.readouterr().out
+    assert run("group", "show", started["comparison"][-8:]) == 0
+    assert "left out: single on 2" in capsys.readouterr().out
+    assert run("group", "show", "@last~5") == 0, "the oldest of six"
+    assert "left out: single on 2" in capsys.readouterr().out
+    assert run("group", "show", "digits", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == started["drawn"], "the newest of that name"
+    assert run("group", "show", started["comparison"][:4]) == 4
+    assert "stands for several groups" in capsys.readouterr().err
+    assert run("group", "show", "@last~99") == 4
     page = tmp_path / "report.html"
     assert run("group", "report", started["grid"], "--html", str(page)) == 0
     assert page.read_text().startswith("<!DOCTYPE html>")

@@ -67,6 +67,7 @@ def test_a_job_that_could_never_start_is_cancelled_at_once(world: World, ended: 
     if ended == "before the submit":
         world.run(store.cancel(TENANT, first))
         second = world.submit(depends_on=[first])
+        assert world.job(second).message.startswith("all jobs that it depends on have ended; ")
     else:
         second = world.submit(depends_on=[first])
         world.run(store.suspend(TENANT, second))

@@ -55,6 +55,8 @@ export function JobsTable(props: Props) {
         COLUMNS_BESIDE,
       );
   const drawn = [columns[0]!, ...rest.slice(left, right)];
+  // Those of a row that has them all. A gap that spans more adds columns, which take their part of the job's width.
+  const cells = props.phone ? 3 : drawn.length + 2 + Number(left > 0) + Number(right < rest.length);
   const measure = () => {
     const node = frame.current;
     if (!node) return; // the event came when the table was gone
@@ -130,7 +132,7 @@ export function JobsTable(props: Props) {
           </tr>
         </thead>
         <tbody>
-          {from > 0 && <Gap height={from * height} columns={drawn.length + 4} />}
+          {from > 0 && <Gap height={from * height} columns={cells} />}
           {rows.slice(from, to).map((row, n) => (
             <tr
               key={row.job.id}
@@ -160,7 +162,7 @@ export function JobsTable(props: Props) {
               </td>
             </tr>
           ))}
-          {to < rows.length && <Gap height={(rows.length - to) * height} columns={drawn.length + 4} />}
+          {to < rows.length && <Gap height={(rows.length - to) * height} columns={cells} />}
         </tbody>
       </table>
     </div>

@@ -23,11 +23,11 @@ export interface Column {
 
 /** Columns that a job has by itself. */
 const OWN: readonly Column[] = [
-  { name: "state", title: "State", width: 230, numeric: false, sortBy: ({ job }) => job.state },
+  { name: "state", title: "State", width: 200, numeric: false, sortBy: ({ job }) => job.state },
   {
     name: "progress",
     title: "Progress",
-    width: 190,
+    width: 170,
     numeric: false,
     sortBy: ({ job }) => job.progress?.fraction ?? null,
   },
@@ -45,12 +45,12 @@ const OWN: readonly Column[] = [
     sortBy: ({ job }, now) => between(job.started_at, job.finished_at, now),
   },
 ];
-const JOB: Column = { name: "name", title: "Job", width: 300, numeric: false, sortBy: ({ job }) => job.name || job.id };
+const JOB: Column = { name: "name", title: "Job", width: 260, numeric: false, sortBy: ({ job }) => job.name || job.id };
 
 export const OWN_NAMES: readonly string[] = OWN.map((column) => column.name);
 export const FIRST_COLUMNS: readonly string[] = ["state", "progress", "loss", "devices", "created", "took", "owner"];
 const TITLES: Record<string, string> = { owner: "Owner", loss: "Loss", rows_per_second: "Rows/s" };
-const WIDTHS: Record<string, number> = { owner: 110, loss: 90, rows_per_second: 90 };
+const WIDTHS: Record<string, number> = { owner: 100, loss: 90, rows_per_second: 90 };
 
 /** The columns of these names. The first is always the job itself. */
 export function columnsOf(names: readonly string[]): Column[] {
