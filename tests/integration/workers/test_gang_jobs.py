@@ -69,6 +69,7 @@ def test_a_job_trains_over_both_nodes_and_one_report_has_all_devices(nodes: TwoN
         (places[0], [0, 1], 48),
         (places[2], [2, 3], 48),
     ]
+    assert "parts of one machine" in report["notes"]["per_node"]
 
 
 def test_steps_that_come_fast_are_told_in_blocks_and_their_rows_are_exact(nodes: TwoNodes) -> None:
