@@ -7,9 +7,9 @@ from itertools import islice
 MAX_NAMED = 3
 RISK = "Whoever may submit a job there has the account of the service: its files, its tokens, and other people's jobs."
 WAYS_OUT = (
-    "Run the worker as root; or allow user namespaces there (sysctl -w kernel.unprivileged_userns_clone=1, and where "
-    "AppArmor restricts them kernel.apparmor_restrict_unprivileged_userns=0); or accept it with --jobs-unboxed "
-    "(SHARDYARD_JOBS_UNBOXED=1)."
+    "Unset SHARDYARD_BOX there, where it is off, and run the worker as root; or allow user namespaces "
+    "(sysctl -w kernel.unprivileged_userns_clone=1, and where AppArmor restricts them "
+    "kernel.apparmor_restrict_unprivileged_userns=0); or accept it with --jobs-unboxed (SHARDYARD_JOBS_UNBOXED=1)."
 )
 
 

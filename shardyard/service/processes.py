@@ -51,6 +51,9 @@ LEAST_ROOM_BYTES = 1024 * 1024
 #: Variables of the command line that mean nothing to a service, and must not make it look changed.
 CLIENT_VARIABLES = ("SHARDYARD_URL", "SHARDYARD_TOKEN")
 
+#: How much sooner than an ordinary process (0) the kernel ends this one where memory runs out; ranks have 500.
+OOM_SCORE = -500
+
 How = Literal["started", "adopted", "replaced"]
 
 
@@ -292,7 +295,14 @@ def _spawn_service(service: ServiceProcess, lock: int) -> _RunningProcess:
         raise ServiceError(f"cannot start {service.name} ({service.argv[0]}): {error}") from error
     finally:
         os.close(lock)
+    _spare_from_oom(child.pid)
     return _RunningProcess(service, child.pid, os.pidfd_open(child.pid), child)
+
+
+def _spare_from_oom(pid: int) -> None:
+    """Where memory runs out, have the kernel end others first, if this process may ask for that."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE))
 
 
 def _write_lock(lock: int, body: bytes) -> None:

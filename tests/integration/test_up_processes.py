@@ -93,6 +93,13 @@ def test_the_lock_is_held_exactly_as_long_as_the_child_lives(harness: Harness) -
     assert not processes.is_alive(service)
 
 
+def test_the_kernel_is_asked_to_end_a_service_after_others(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.OOM_SCORE < 0
+    monkeypatch.setattr(processes, "OOM_SCORE", 321)  # which every account may ask for
+    harness.manager.start(harness.service())
+    assert Path(f"/proc/{harness.manager.pid('it')}/oom_score_adj").read_text().strip() == "321"
+
+
 def test_a_survivor_of_a_killed_parent_is_adopted(harness: Harness) -> None:
     service = harness.service(COLOUR="red")
     survivor = harness.killed_parent_of(service)

@@ -131,6 +131,10 @@ def _check_box(trial: dict[str, Any]) -> Iterator[str]:
         yield "it can make a user namespace, which the filter of system calls should refuse"
     if libc.ptrace(PTRACE_SEIZE, 1, None, None) == 0:
         yield "it can trace the first process of its box"
+    if trial["filtered"]:
+        with suppress(OSError):
+            socket.socket(socket.AF_VSOCK).close()
+            yield "it can make sockets to the hypervisor, which the filter of system calls should refuse"
 
 
 def _is_open(path: str, trial: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -77,6 +78,8 @@ FILES_NOTE = "files"
 EXPORT_NOTE = "export"
 #: And what they say of clocks.
 CLOCKS_NOTE = "clocks"
+#: And of nodes that are one machine.
+NODES_NOTE = "per_node"
 
 
 class AttemptRun:
@@ -429,9 +432,13 @@ def _open_publisher(
     aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
     samples = AttemptDirectory.of(config.state_dir, attempt).hardware
     own = len(config.devices)  # each node writes the logs of its own
-    return TelemetryPublisher(
+    publisher = TelemetryPublisher(
         directory, attempt, own, shipper, aggregator, spec, samples, redactor, holder.post_findings
     )
+    if len(devices) > 1 and ip_address(config.address).is_loopback:
+        reason = "the nodes are parts of one machine: they share its processors, memory and disks, and no cable is used"
+        publisher.add_record(0, Note(NODES_NOTE, reason))
+    return publisher
 
 
 def _node_of(config: AttemptConfig, part: int) -> str:

@@ -31,6 +31,7 @@ LIMITS: dict[str, Any] = {
     "job_shm_bytes": 64 << 20,
     "job_tmp_bytes": 32 << 20,
     "job_disk_bytes": 64 << 20,
+    "job_files": 10_000,
     "job_log_bytes": 400_000,
 }
 _READ_ONLY = """

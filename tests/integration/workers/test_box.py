@@ -169,6 +169,7 @@ def test_the_ways_out_of_a_box_are_closed(boxed: Service) -> None:
     assert "written" not in {got[name] for name in got if name.startswith("write ")}
     assert got[f"abstract {abstract}"] == "ConnectionRefusedError"
     assert (got["raw"], got["packets"]) == ("PermissionError", "PermissionError")
+    assert got["hypervisor"] == "PermissionError", "no network namespace holds its sockets"
     assert got["outside"] == "OSError"
     assert set(got["devices"]) <= {*DEVICES, *DEVICE_LINKS, "pts", "shm"}
     assert (got["device"], got["GPU"]) == ("PermissionError", "PermissionError")
@@ -354,6 +355,26 @@ def test_a_bomb_in_shared_memory_ends_at_its_size(boxed: Service) -> None:
     job = boxed.run_script({"train.py": FILLS})
     assert boxed.ended(job).state is JobState.SUCCEEDED
     assert boxed.text(job).splitlines() == [f"{place} No space left on device True" for place in ("/dev/shm", "/tmp")]
+
+
+FILLS_WITH_NOTHING = """
+import os
+for place in ("/dev/shm", "/tmp", "/var/tmp"):
+    made = 0
+    try:
+        while made < 30_000:
+            os.close(os.open(f"{place}/{made}", os.O_CREAT))
+            made += 1
+    except OSError as error:
+        print(place, error.strerror, 9_900 < made <= 10_000)
+"""
+
+
+def test_a_bomb_of_empty_files_in_memory_ends_at_their_number(boxed: Service) -> None:
+    job = boxed.run_script({"train.py": FILLS_WITH_NOTHING})
+    assert boxed.ended(job).state is JobState.SUCCEEDED
+    places = ("/dev/shm", "/tmp", "/var/tmp")
+    assert boxed.text(job).splitlines() == [f"{place} No space left on device True" for place in places]
 
 
 FORKS = """

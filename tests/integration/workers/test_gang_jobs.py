@@ -69,6 +69,7 @@ def test_a_job_trains_over_both_nodes_and_one_report_has_all_devices(nodes: TwoN
         (places[0], [0, 1], 48),
         (places[2], [2, 3], 48),
     ]
+    assert "parts of one machine" in report["notes"]["per_node"]
 
 
 def test_steps_that_come_fast_are_told_in_blocks_and_their_rows_are_exact(nodes: TwoNodes) -> None:
@@ -122,9 +123,12 @@ def test_a_script_for_torchrun_on_two_hosts_gets_its_samplers_rows_on_each_rank(
     assert f"Let's use {devices} GPUs!" in nodes.text(job, 0)
 
 
-def test_ranks_find_each_other_as_under_torchrun_and_each_device_has_its_log(nodes: TwoNodes) -> None:
-    job = nodes.run_script({"train.py": ENVIRONMENT}, strategy="ddp", devices=2, nodes=2)
-    record = nodes.ended(job)
+@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "1"}], ids=["warm", "cold"])  # read at import
+def test_ranks_find_each_other_as_under_torchrun_and_each_device_has_its_log(
+    nodes: TwoNodes, env: dict[str, str]
+) -> None:
+    job = nodes.run_script({"train.py": ENVIRONMENT}, strategy="ddp", devices=2, nodes=2, env=env)
+    record = nodes.ended(job, 60)
     assert record.state is JobState.SUCCEEDED, record
     leader = nodes.records()[record.placement[0].node]
     for rank in range(4):

@@ -115,6 +115,7 @@ class Box:
             own_network=self.has_own_network,
             tmp_bytes=limits.tmp_bytes if limits is not None else 0,
             shm_bytes=limits.shm_bytes if limits is not None else 0,
+            files=limits.files if limits is not None else 0,
             devices=files_of_devices(config.devices),
         )
         return config
@@ -138,7 +139,7 @@ class Box:
             BoxFailed: it cannot be.
         """
         self.has_own_network = True
-        self._ask("begin", [wire.store_object(None)], own_network=True, tmp_bytes=0, shm_bytes=0, devices=[])
+        self._ask("begin", [wire.store_object(None)], own_network=True, tmp_bytes=0, shm_bytes=0, files=0, devices=[])
 
     def run_program(self, command: list[str], directory: Path, account: RankAccount | None, output: int) -> None:
         """Run a program, whose output goes to a descriptor; it ends with the box.

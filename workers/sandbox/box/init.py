@@ -184,7 +184,7 @@ class BoxInit:
             _raise_loopback()
             self._files.name_loopback()
         if fields["tmp_bytes"]:
-            self._files.resize(fields["tmp_bytes"], fields["shm_bytes"])
+            self._files.resize(fields["tmp_bytes"], fields["shm_bytes"], fields["files"])
         self._files.add_devices(fields["devices"])
         ask_for_death_signal(signal.SIGKILL)  # its parent is the supervisor by now
 

@@ -69,11 +69,12 @@ class BoxFiles:
             if self._is_visible(path):
                 _cover(path, _COVER_OPTIONS)
 
-    def resize(self, tmp_bytes: int, shm_bytes: int) -> None:
-        """Set the sizes of the job's own directories in memory."""
+    def resize(self, tmp_bytes: int, shm_bytes: int, files: int) -> None:
+        """Set the sizes of the job's own directories in memory, and how many files each may have: empty ones take
+        memory of the kernel, too, which only a cgroup would count."""
         for path, size in zip(PRIVATE, (tmp_bytes, tmp_bytes, shm_bytes), strict=True):
             if os.path.ismount(path):
-                mount("none", path, None, MS_REMOUNT | MS_NOSUID | MS_NODEV, f"size={size},mode=1777")
+                mount("none", path, None, MS_REMOUNT | MS_NOSUID | MS_NODEV, f"size={size},nr_inodes={files},mode=1777")
 
     def bind(self, *, source: str, target: str, writable: bool) -> None:
         """Show a directory of the service, which is hidden so far; `source` has no links in it.

@@ -1,13 +1,14 @@
 """The filter of system calls in a box: what container engines refuse by default, compiled by libseccomp.
 
 A job may still do everything to itself and its own processes, but not make namespaces, mount, trace, load programs into
-the kernel, use its keyrings, or set clocks. What is refused fails with EPERM; `clone3` and `io_uring_*` with ENOSYS, as
-of an older kernel, since libraries then use what came before them.
+the kernel, use its keyrings, set clocks, or talk to the hypervisor. What is refused fails with EPERM; `clone3` and
+`io_uring_*` with ENOSYS, as of an older kernel, since libraries then use what came before them.
 """
 
 import ctypes
 import errno
 import os
+import socket
 from typing import Final
 
 from workers.sandbox.box.syscalls import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER
@@ -30,8 +31,12 @@ UNKNOWN: Final = "clone3 io_uring_setup io_uring_enter io_uring_register"
 #: Flags of `clone` that make namespaces; the last one is a cgroup namespace.
 _NAMESPACES: Final = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | 0x4000000 | 0x2000000
 
+#: Kinds of sockets that no network namespace holds: those of a virtual machine reach its host and whatever runs beside.
+_UNBOUND_FAMILIES: Final = (socket.AF_VSOCK,)
+
 _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
+_EQUAL: Final = 4
 _MASKED_EQUAL: Final = 7
 _UNKNOWN_NAME: Final = -1
 
@@ -59,6 +64,8 @@ def compile_filter() -> bytes:
             _add_rule(library, context, name, errno.ENOSYS)
         for bit in (1 << n for n in range(32) if _NAMESPACES >> n & 1):
             _add_rule(library, context, "clone", errno.EPERM, _ArgumentComparison(0, _MASKED_EQUAL, bit, bit))
+        for family in _UNBOUND_FAMILIES:
+            _add_rule(library, context, "socket", errno.EPERM, _ArgumentComparison(0, _EQUAL, family, 0))
         return _export_program(library, context)
     finally:
         library.seccomp_release(context)

@@ -41,6 +41,7 @@ def test_no_box_says_what_that_means_and_how_to_get_one() -> None:
     said = describe_box(NONE.box, "none")
     for words in (
         "none (why): jobs run as the service itself",
+        "Unset SHARDYARD_BOX",
         "as root",
         "unprivileged_userns_clone",
         "--jobs-unboxed",
