@@ -140,6 +140,9 @@ def test_what_a_job_has_left_when_it_ends_by_itself_counts_too(service: Service)
 MEMORY_BOMBS = {
     "alone": "fill(2048)",
     "by four children": "[fill(512) or signal.pause() for _ in range(4) if os.fork() == 0]",
+    "in a file that nobody has mapped": (
+        "file = os.memfd_create('bomb'); [os.write(file, os.urandom(4096) * 256) for _ in range(2048)]"
+    ),
 }
 
 
