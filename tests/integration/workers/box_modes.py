@@ -84,9 +84,14 @@ def _passable_files() -> Iterator[None]:
         os.umask(before)
 
 
+def without_cgroups() -> list[str]:
+    """The command of a worker of root's that can make no cgroup, and neither can what it starts."""
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", _READ_ONLY, "sh", *MODULE]
+
+
 def _command(mode: BoxMode) -> list[str]:
     return {
         "full": MODULE,
-        "cgroups read-only": ["unshare", "--mount", "--propagation", "private", "sh", "-c", _READ_ONLY, "sh", *MODULE],
+        "cgroups read-only": without_cgroups(),
         "no root": reachable.command("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *MODULE),
     }[mode]

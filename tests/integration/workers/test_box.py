@@ -357,6 +357,25 @@ def test_a_bomb_in_shared_memory_ends_at_its_size(boxed: Service) -> None:
     assert boxed.text(job).splitlines() == [f"{place} No space left on device True" for place in ("/dev/shm", "/tmp")]
 
 
+TAKES_SEGMENTS = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+made = 0
+while made < 128 and libc.shmget(0, 1 << 20, 0o1600) != -1:
+    made += 1
+print(made)
+"""
+
+
+def test_shared_memory_of_system_v_has_the_same_size(mode: BoxMode, boxed: Service) -> None:
+    job = boxed.run_script({"train.py": TAKES_SEGMENTS})
+    assert boxed.ended(job).state is JobState.SUCCEEDED
+    if mode == "no root":
+        assert boxed.text(job) in ("64", "128"), "some kernels let root alone set it"
+    else:
+        assert boxed.text(job) == "64"
+
+
 FILLS_WITH_NOTHING = """
 import os
 for place in ("/dev/shm", "/tmp", "/var/tmp"):

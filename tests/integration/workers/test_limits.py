@@ -1,7 +1,6 @@
 """Jobs that use more than they may: real bombs, kept small by limits that are set low, and harmless without these."""
 
 import os
-import sys
 from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from jobs.model.records import JobRecord
 from jobs.model.state import JobState, StateReason
+from tests.integration.workers.box_modes import without_cgroups
 from tests.integration.workers.service import MODULE, Service, running_service
 
 pytestmark = pytest.mark.integration
@@ -28,11 +28,6 @@ LIMITS: dict[str, Any] = {
     "job_record_bytes": RECORD_BYTES,
     "job_memory_bytes": MEMORY_BYTES,
 }
-#: A worker that can make no cgroup, whoever runs it.
-WITHOUT_CGROUPS = (
-    "import runpy; from workers.sandbox import cgroup; cgroup.create_cgroup = lambda name: None;"
-    " runpy.run_module('workers', run_name='__main__')"
-)
 
 
 @pytest.fixture(scope="module", params=["cgroup", pytest.param("no cgroup", marks=pytest.mark.slow), "box"])
@@ -44,7 +39,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             pytest.skip("the full box takes root")
         settings, command = LIMITS | {"box": "auto", "jobs_unboxed": False}, MODULE
     else:
-        command = MODULE if request.param == "cgroup" else [sys.executable, "-c", WITHOUT_CGROUPS]
+        command = MODULE if request.param == "cgroup" or os.geteuid() else without_cgroups()
         settings = LIMITS
     with running_service(directory, command, **settings) as service:
         yield service
@@ -140,6 +135,9 @@ def test_what_a_job_has_left_when_it_ends_by_itself_counts_too(service: Service)
 MEMORY_BOMBS = {
     "alone": "fill(2048)",
     "by four children": "[fill(512) or signal.pause() for _ in range(4) if os.fork() == 0]",
+    "in a file that nobody has mapped": (
+        "file = os.memfd_create('bomb'); [os.write(file, os.urandom(4096) * 256) for _ in range(2048)]"
+    ),
 }
 
 

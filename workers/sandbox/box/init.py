@@ -185,6 +185,7 @@ class BoxInit:
             self._files.name_loopback()
         if fields["tmp_bytes"]:
             self._files.resize(fields["tmp_bytes"], fields["shm_bytes"], fields["files"])
+            _limit_shared_memory(fields["shm_bytes"])
         self._files.add_devices(fields["devices"])
         ask_for_death_signal(signal.SIGKILL)  # its parent is the supervisor by now
 
@@ -232,6 +233,13 @@ class BoxInit:
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_BROKEN)
+
+
+def _limit_shared_memory(size: int) -> None:
+    """Bound the shared memory of System V, which nothing but a cgroup counts where no process has attached it. Without
+    root the kernel may not allow that."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/shmall", "w") as file:
+        file.write(str(max(1, size // os.sysconf("SC_PAGE_SIZE"))))
 
 
 def _raise_loopback() -> None:

@@ -5,13 +5,17 @@ one writes to them, and DataLoader workers share tensors with their rank. The ke
 smaps_rollup), and has to look at every page for them. So the sum of what each process has, which is never less, is
 looked at often, and the shares only where that sum is over the limit.
 
-A file system in memory whose files no process has mapped does not count: where jobs have such ones of their own, their
-size is limited.
+A file of memfd_create(2) is in no file system whose size could be limited, and what no process has mapped of it is in
+none of these sums, so it is looked for among what the processes have open. Files in other file systems in memory do not
+count: where jobs have such ones of their own, their size is limited.
 """
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from workers.runtime.limits import AttemptLimits
 from workers.supervisor.limits.background_meter import BackgroundMeter
@@ -21,6 +25,8 @@ from workers.supervisor.limits.breach import LimitBreach
 PAUSE_SECONDS = 0.25
 PAUSE_FACTOR = 20
 MAX_PAUSE_SECONDS = 30.0
+#: Open files that are looked at in one measurement.
+MAX_OPEN_FILES = 65_536
 
 _WANTED = frozenset((b"RssAnon", b"RssShmem", b"VmSwap", b"Threads", b"Pss", b"Pss_Anon", b"Pss_Shmem", b"SwapPss"))
 
@@ -49,18 +55,53 @@ class ProcessMeter(BackgroundMeter):
         return min(MAX_PAUSE_SECONDS, max(PAUSE_SECONDS, PAUSE_FACTOR * (time.thread_time() - began)))
 
     def _find_breach(self) -> LimitBreach | None:
-        pids, total, threads = [], 0, 0
+        pids, total, threads, files = [], 0, 0, MemoryFiles()
         for pid in self._list_processes():
             usage = read_usage(pid)
             pids.append(pid)
             total += usage.bytes
+            files.add_process(pid)
             threads += usage.threads
             if threads > self._limits.processes:
                 return LimitBreach("processes", threads, self._limits.processes)
-        if total <= self._limits.memory_bytes:
+        if total + files.bytes <= self._limits.memory_bytes:
             return None
-        taken = sum(map(read_share, pids))
+        mapped = sum(map(read_shared_memory, pids))  # of these files, perhaps, and counted in the shares
+        taken = sum(map(read_share, pids)) + max(0, files.bytes - mapped)
         return LimitBreach("memory", taken, self._limits.memory_bytes) if taken > self._limits.memory_bytes else None
+
+
+class MemoryFiles:
+    """Files of memfd_create(2) that processes have open; each counts once, whoever has it."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._looked_at = 0
+        self._seen: set[int] = set()
+
+    def add_process(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                self._looked_at += 1
+                if self._looked_at > MAX_OPEN_FILES:
+                    return
+                with contextlib.suppress(OSError):
+                    self._add(os.stat(f"/proc/{pid}/fd/{fd}"))
+
+    def _add(self, status: os.stat_result) -> None:
+        if status.st_dev == _device_of_memory_files() and status.st_ino not in self._seen:
+            self._seen.add(status.st_ino)
+            self.bytes += status.st_blocks * 512
+
+
+@cache
+def _device_of_memory_files() -> int:
+    """All of them are on one device, which nobody can mount."""
+    file = os.memfd_create("shardyard")
+    try:
+        return os.fstat(file).st_dev
+    finally:
+        os.close(file)
 
 
 def read_usage(pid: int) -> ProcessUsage:
@@ -77,6 +118,11 @@ def read_share(pid: int) -> int:
     shared_out = fields.get(b"SwapPss", 0) + fields.get(b"Pss_Anon", fields.get(b"Pss", 0))
     has = read_usage(pid).bytes
     return min(has, (shared_out + fields.get(b"Pss_Shmem", 0)) * 1024) if fields else has
+
+
+def read_shared_memory(pid: int) -> int:
+    """Bytes that a process has mapped of files in memory, each page divided by the number of those that share it."""
+    return _read_fields(f"/proc/{pid}/smaps_rollup").get(b"Pss_Shmem", 0) * 1024
 
 
 def _read_fields(path: str) -> dict[bytes, int]:

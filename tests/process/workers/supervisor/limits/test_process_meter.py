@@ -13,7 +13,7 @@ import pytest
 
 from workers.runtime.limits import AttemptLimits
 from workers.supervisor.limits.process_listing import list_descendants
-from workers.supervisor.limits.process_meter import ProcessMeter, read_share, read_usage
+from workers.supervisor.limits.process_meter import ProcessMeter, read_share, read_shared_memory, read_usage
 
 MIB = 1024 * 1024
 
@@ -182,3 +182,25 @@ def test_a_process_that_has_ended_has_nothing() -> None:
         pid = started
     assert (read_usage(pid).bytes, read_usage(pid).threads, read_share(pid)) == (0, 0, 0)
     assert list(list_descendants(pid)) == []
+
+
+def test_a_file_in_memory_counts_once_whether_it_is_mapped_or_not(meter_of: Callable[..., ProcessMeter]) -> None:
+    def map_it() -> mmap.mmap:
+        area = mmap.mmap(file, 64 * MIB)
+        assert area[::4096].count(b"x") == 64 * MIB // 4096
+        return area
+
+    file = os.memfd_create("shared")
+    try:
+        os.write(file, b"x" * 64 * MIB)
+        for mappers in ((), (map_it,), (map_it, map_it)):
+            with child(*mappers[:1]) as one, child(*mappers[1:]) as two:
+                alone = sum(read_share(pid) - read_shared_memory(pid) for pid in (one, two))
+                allowed, refused = (meter_of(limits(memory=alone + left), one, two) for left in (72 * MIB, 48 * MIB))
+                allowed.measure()
+                assert allowed.breach is None
+                refused.measure()
+                assert refused.breach is not None
+                assert refused.breach.used == pytest.approx(alone + 64 * MIB, abs=8 * MIB)
+    finally:
+        os.close(file)
