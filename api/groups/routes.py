@@ -191,7 +191,8 @@ def _submitted(found: GroupSummary, *, created: bool) -> Response:
 
 def _page(request: Request, page: GroupPage, kind: type[ComparisonList] | type[SweepList]) -> Response:
     following = service.next_cursor(page)
-    return responses.page_response(request, kind([service.summary(one) for one in page.groups], following), following)
+    shown = kind([service.summary(one) for one in page.groups], following, page.total)
+    return responses.page_response(request, shown, following)
 
 
 def _report_response(

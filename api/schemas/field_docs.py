@@ -363,6 +363,8 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "complete": "whether all of its jobs have ended",
         "steps": "optimizer steps of each job",
     },
+    "ComparisonList": {"total": "comparisons on all pages; null: not known"},
+    "SweepList": {"total": "sweeps on all pages; null: not known"},
     "SweepReport": {"complete": "whether all of its jobs have ended"},
     "Trial": {"values": "values by the path of their field in the spec"},
     "TrialResult": {

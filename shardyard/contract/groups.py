@@ -55,10 +55,12 @@ class Comparison(GroupSummary, frozen=True, kw_only=True):
 
 
 class ComparisonList(Answer, frozen=True):
-    """A page of comparisons, newest first. `links` has `self` and, unless this is the last page, `next`."""
+    """A page of comparisons, newest first. `total` is how many there are on all pages. `links` has `self`
+    and, unless this is the last page, `next`."""
 
     comparisons: list[GroupSummary]
     next: str | None = None
+    total: int | None = None
     links: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -143,10 +145,12 @@ class Sweep(GroupSummary, frozen=True, kw_only=True):
 
 
 class SweepList(Answer, frozen=True):
-    """A page of sweeps, newest first. `links` has `self` and, unless this is the last page, `next`."""
+    """A page of sweeps, newest first. `total` is how many there are on all pages. `links` has `self`
+    and, unless this is the last page, `next`."""
 
     sweeps: list[GroupSummary]
     next: str | None = None
+    total: int | None = None
     links: dict[str, str] = msgspec.field(default_factory=dict)
 
 

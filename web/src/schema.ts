@@ -416,13 +416,15 @@ export interface components {
         };
         /**
          * ComparisonList
-         * @description A page of comparisons, newest first. `links` has `self` and, unless this is the last page, `next`.
+         * @description A page of comparisons, newest first. `total` is how many there are on all pages. `links` has `self` and, unless this is the last page, `next`.
          */
         ComparisonList: {
             /** @description a page, the newest first */
             comparisons: components["schemas"]["GroupSummary"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description comparisons on all pages; null: not known */
+            total: number | null;
             /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
@@ -3379,13 +3381,15 @@ export interface components {
         };
         /**
          * SweepList
-         * @description A page of sweeps, newest first. `links` has `self` and, unless this is the last page, `next`.
+         * @description A page of sweeps, newest first. `total` is how many there are on all pages. `links` has `self` and, unless this is the last page, `next`.
          */
         SweepList: {
             /** @description a page, the newest first */
             sweeps: components["schemas"]["GroupSummary"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description sweeps on all pages; null: not known */
+            total: number | null;
             /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;

@@ -96,6 +96,7 @@ class CountedGroup:
 class GroupPage:
     groups: tuple[CountedGroup, ...]
     next_id: str | None  # pass it as `after` for the next page; None at the end
+    total: int  # of all pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,7 @@ def list_groups(tenant: str, kind: GroupKind, *, after: str = "", limit: int = M
     """A page of groups, newest first."""
 
     def decode(reply: Sequence[Any]) -> GroupPage:
-        next_id, *groups = reply
+        next_id, total, *groups = reply
         found = tuple(
             CountedGroup(
                 _read_record(group.decode(), fields),
@@ -263,6 +264,6 @@ def list_groups(tenant: str, kind: GroupKind, *, after: str = "", limit: int = M
             )
             for group, fields, counts in groups
         )
-        return GroupPage(found, next_id.decode() or None)
+        return GroupPage(found, next_id.decode() or None, total)
 
     return call_function("list_groups", decode, tenant=tenant, kind=kind, after=after, limit=limit)
