@@ -75,6 +75,9 @@ def test_a_comparison_is_shown_with_its_variants_and_their_curves_over_each_othe
     phone.open(f"/groups?comparison={started.id}")
     expect(phone.page.get_by_role("heading", name="Comparison which")).to_be_visible()
     assert phone.page.evaluate("document.documentElement.scrollWidth") <= 375
+    names = phone.page.get_by_role("region", name="Jobs of the group").locator("a.name")
+    lines = names.evaluate_all("all => all.map((one) => one.getClientRects().length)")
+    assert lines == [1, 1, 1], "names break into letters"
 
 
 def test_jobs_are_sorted_by_a_metric_chosen_and_compared(pages: Pages, trained: tuple[str, str]) -> None:
