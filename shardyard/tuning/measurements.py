@@ -1,7 +1,7 @@
 """What trials say of how fast a candidate is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from shardyard.contract.measuring.intervals import Interval, typical_value
@@ -47,7 +47,7 @@ def estimate(trials: Sequence[TuningTrial]) -> Interval | None:
         return None
     known = typical_value(rates)
     if known is not None:
-        return known
+        return replace(known, low=max(0.0, known.low))  # rates that vary very much say nothing: not less than nothing
     centre = median(rates)
     off = max(UNSURE * centre, (max(rates) - min(rates)) / 2)
     return Interval(centre, centre - off, centre + off)

@@ -141,3 +141,10 @@ def test_few_windows_leave_an_estimate_unsure() -> None:
     assert (few.low, few.estimate, few.high) == (90.0, 100.0, 110.0)
     assert 99 < many.low < many.high < 101
     assert estimate([TuningTrial(candidate, 0, problem=OUT_OF_MEMORY)]) is None
+
+
+def test_a_throughput_is_never_below_zero_however_much_windows_vary() -> None:
+    rates = (45_000.0, 44_000.0, 43_000.0, 40_000.0, 9_000.0, 2_000.0, 1_500.0, 1_000.0, 900.0, 800.0)
+    found = estimate([TuningTrial(Candidate(DDP, 32), 120, rates)])
+    assert found is not None
+    assert found.low == 0.0
