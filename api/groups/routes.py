@@ -26,7 +26,7 @@ from shardyard.contract.groups import (
 Found = TypeVar("Found", ComparisonReport, SweepReport)
 ServiceDep = Annotated[GroupService, Depends(service_of(GroupService))]
 SearchesDep = Annotated[SweepSearches, Depends(service_of(SweepSearches))]
-JSON_LINES = "application/x-ndjson"
+JOURNAL = "application/octet-stream"
 router = APIRouter(tags=["groups"])
 
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
@@ -177,12 +177,12 @@ async def report_sweep(request: Request, who: Caller, groups: ServiceDep, sweep:
 @router.get(
     "/v1/sweeps/{sweep}/study",
     response_class=Response,
-    **describe("Download the study of a sweep", content_of(JSON_LINES, BYTES)),
+    **describe("Download the study of a sweep", content_of(JOURNAL, BYTES)),
 )
 async def download_study(who: Caller, searches: SearchesDep, sweep: SweepId) -> Response:
     """The trials so far of a sweep with `search: optuna`, as a journal that Optuna and its dashboard open."""
     headers = {"Content-Disposition": f'attachment; filename="sweep-{sweep}.log"'}
-    return Response(await searches.read_study(who, sweep), headers=headers, media_type=JSON_LINES)
+    return Response(await searches.read_study(who, sweep), headers=headers, media_type=JOURNAL)
 
 
 def _submitted(found: GroupSummary, *, created: bool) -> Response:
