@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, StorageState, expect, sync_playwright
 
 from api.system import dashboard_routes
 from shardyard.client import Client
@@ -137,6 +137,12 @@ def cookie_of(browser: Browser, url: str, token: str) -> StorageState:
 
 def token_of(service: Up) -> str:
     return (service.data_dir / "admin.token").read_text().strip()
+
+
+def replace_text(editor: Locator, text: str) -> None:
+    """fill() would select what the editor has drawn, which is a part of a long text, or of one that just came."""
+    editor.press("ControlOrMeta+a")
+    editor.page.keyboard.insert_text(text)
 
 
 def example(name: str) -> dict[str, object]:

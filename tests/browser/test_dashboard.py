@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 
 from shardyard.client import Client
 from tests.acceptance.harness import wait_for_state, wait_until
-from tests.browser.conftest import Pages, example
+from tests.browser.conftest import Pages, example, replace_text
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
 
@@ -45,18 +45,18 @@ def test_somebody_signs_in_submits_a_job_and_reads_its_split(stranger: Pages) ->
     page = stranger.sign_in()
     page.get_by_role("link", name="Submit", exact=True).click()
     spec = page.get_by_label("Job spec as JSON")
-    spec.press("ControlOrMeta+a")  # the editor's own: it shows a part of a long text only, and fill() selects that part
-    page.keyboard.insert_text('{\n "resources": {"devices": 3},\n "program": {"model": {"ref": "linear"}, "dtaa": 1}}')
+    replace_text(spec, '{\n "resources": {"devices": 3},\n "program": {"model": {"ref": "linear"}, "dtaa": 1}}')
     expect(page.get_by_text("program.dtaa")).to_be_visible()
     expect(page.locator(".cm-lint-marker-error").first).to_be_visible()
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
     page.get_by_role("button", name="line 3").first.click()
     marked = page.locator(".editor").evaluate("editor => editor.shadowRoot.getSelection().toString()")
     assert marked in ('"dtaa"', '"program"')
-    spec.fill(
+    replace_text(
+        spec,
         """{"name": "by hand", "resources": {"devices": 3}, "parallelism": {"strategy": "dp"}, "program": {
         "mode": "forward", "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
-        "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30}}}"""
+        "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30}}}""",
     )
     expect(page.locator("table.map tbody tr")).to_have_count(2)  # the plan's split, before anything is sent
     assert cells(page, 1) == ["4", "4", "2"]

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, expect
 
 from shardyard.client import Client, endpoints
 from tests.acceptance.harness import Up, wait_for_state, wait_until
-from tests.browser.conftest import Pages, example, pages_of, token_of
+from tests.browser.conftest import Pages, example, pages_of, replace_text, token_of
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
 
@@ -152,7 +152,7 @@ def test_a_suggestion_goes_into_a_copy_of_the_spec_and_the_form_changes_its_text
     page.get_by_label("Learning rate").fill("0.125")
     page.get_by_label("Learning rate").blur()
     expect(spec).to_contain_text('"lr": 0.125')
-    spec.fill('{"parallelism": {')
+    replace_text(spec, '{"parallelism": {')
     page.keyboard.press("Control+Space")
     expect(page.get_by_role("option", name="strategy")).to_be_visible()
 

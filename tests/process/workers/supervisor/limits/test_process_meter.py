@@ -184,23 +184,44 @@ def test_a_process_that_has_ended_has_nothing() -> None:
     assert list(list_descendants(pid)) == []
 
 
-def test_a_file_in_memory_counts_once_whether_it_is_mapped_or_not(meter_of: Callable[..., ProcessMeter]) -> None:
-    def map_it() -> mmap.mmap:
-        area = mmap.mmap(file, 64 * MIB)
-        assert area[::4096].count(b"x") == 64 * MIB // 4096
-        return area
+#: Two small Pythons that share nothing but a file in memory, which the named ones of them have mapped.
+MAPS = """
+import mmap, signal, sys
+area = mmap.mmap(int(sys.argv[1]), 64 << 20) if sys.argv[2] == "maps" else None
+if area is not None:
+    assert area[::4096].count(b"x") == len(area) // 4096
+print(flush=True)
+signal.pause()
+"""
 
+
+@contextmanager
+def process_with_file(file: int, use: str) -> Iterator[int]:
+    """Not a fork of the tests' own process: what that shares with its forks changes whenever it writes to it."""
+    command = [sys.executable, "-S", "-c", MAPS, str(file), use]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[file]) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("uses", [("has", "has"), ("maps", "has"), ("maps", "maps")], ids="-".join)
+def test_a_file_in_memory_counts_once_whether_it_is_mapped_or_not(
+    uses: tuple[str, str], meter_of: Callable[..., ProcessMeter]
+) -> None:
     file = os.memfd_create("shared")
     try:
         os.write(file, b"x" * 64 * MIB)
-        for mappers in ((), (map_it,), (map_it, map_it)):
-            with child(*mappers[:1]) as one, child(*mappers[1:]) as two:
-                alone = sum(read_share(pid) - read_shared_memory(pid) for pid in (one, two))
-                allowed, refused = (meter_of(limits(memory=alone + left), one, two) for left in (72 * MIB, 48 * MIB))
-                allowed.measure()
-                assert allowed.breach is None
-                refused.measure()
-                assert refused.breach is not None
-                assert refused.breach.used == pytest.approx(alone + 64 * MIB, abs=8 * MIB)
+        with process_with_file(file, uses[0]) as one, process_with_file(file, uses[1]) as two:
+            alone = sum(read_share(pid) - read_shared_memory(pid) for pid in (one, two))
+            allowed, refused = (meter_of(limits(memory=alone + left), one, two) for left in (72 * MIB, 48 * MIB))
+            allowed.measure()
+            assert allowed.breach is None
+            refused.measure()
+            assert refused.breach is not None
+            assert refused.breach.used == pytest.approx(alone + 64 * MIB, abs=8 * MIB)
     finally:
         os.close(file)
