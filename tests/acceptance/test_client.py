@@ -224,6 +224,7 @@ def test_the_service_is_run_through_the_client_too(client: Client) -> None:
     assert "models" in client.recipes()
 
 
+@pytest.mark.slow
 def test_a_straggler_breaks_a_gate_and_its_twin_does_not(up: Up, client: Client) -> None:
     def train(name: str, straggler: dict[str, Any] | None) -> Job:
         program = digits(8)["program"] | {"max_steps": 120, "straggler": straggler}

@@ -42,6 +42,7 @@ def is_past(client: Client, job: str, step: int) -> bool:
     return steps(client, job) > step
 
 
+@pytest.mark.slow
 def test_the_demo_trains_both_models_shows_both_reports_and_ends_cleanly(up: Up) -> None:
     command = [*up.command()[:3], "demo", "--devices", "cpu:3"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

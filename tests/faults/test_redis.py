@@ -34,7 +34,7 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-@pytest.mark.parametrize("way", ["restarted", "killed"])
+@pytest.mark.parametrize("way", [pytest.param("restarted", marks=pytest.mark.slow), "killed"])
 def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_what_was_accepted(
     site: Site, way: str
 ) -> None:
@@ -147,7 +147,7 @@ BREAKS: dict[str, Callable[[Site], None]] = {
 
 COMMANDS_OF_LOSSES = ("reap", "release", "refuse", "cancel", "renew_node", "acquire_lead")
 #: Much like "half-open" to a client.
-ALIKE = ("frozen", "refused")
+ALIKE = ("frozen", "half-open", "refused")
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in BREAKS])

@@ -25,7 +25,7 @@ from tests.support.servers.redis_server import RedisServer, redis_server
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 
-@pytest.mark.parametrize("place", ["before_store", "after_store", "before_reply"])
+@pytest.mark.parametrize("place", ["before_store", pytest.param("after_store", marks=pytest.mark.slow), "before_reply"])
 def test_row_13_an_api_that_is_killed_in_a_submit_and_asked_again_has_one_job(site: Site, place: str) -> None:
     key, body = uuid.uuid4().hex, site.body()
     victim = Api(site.directory, site.api.environment)

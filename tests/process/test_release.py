@@ -19,6 +19,7 @@ def build(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [pytest.param(["--client-only"], id="client"), pytest.param([], id="whole", marks=pytest.mark.slow)],

@@ -97,6 +97,7 @@ def test_the_printed_line_alone_makes_a_node_that_runs_recipes_and_scripts(
     assert recipe.status.result is not None
 
 
+@pytest.mark.slow
 def test_a_rerun_is_harmless_and_checks_again(joined: JoinedService) -> None:
     second = joined.machines[2]
     settings = second.root / "tmp" / "home" / ".config" / "shardyard" / "node.env"

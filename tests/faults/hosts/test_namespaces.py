@@ -44,6 +44,7 @@ def reached(hosts: Hosts) -> set[tuple[int, int]]:
     return {(one, far) for one, far in pairs if reaches(hosts, one, hosts.address(far) if far else hosts.bridge)}
 
 
+@pytest.mark.slow
 def test_a_host_whose_cable_is_out_reaches_nobody_and_is_back_when_it_is_put_in(hosts: Hosts) -> None:
     eventually(lambda: len(reached(hosts)) == 9, "the cables are in")  # the kernel takes up to a second to notice one
     everything = reached(hosts)

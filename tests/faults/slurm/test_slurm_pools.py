@@ -51,6 +51,7 @@ def test_a_block_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(s
     slurm.cluster.run("scancel", urgent)
 
 
+@pytest.mark.slow
 def test_an_error_of_sbatch_is_what_jobs_that_wait_say(slurm: SlurmService) -> None:
     slurm.restart_provider(partition="nowhere")
     job = slurm.submit("single", steps=4)

@@ -315,6 +315,7 @@ def follow_with_cuts(
     return events, cuts - 1
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_anywhere_goes_on_without_a_gap_or_a_repeat(place: Place) -> None:
     job, attempt = place.started(devices=2)
 

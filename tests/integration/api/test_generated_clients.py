@@ -79,6 +79,7 @@ async def test_a_generated_python_client_reads_the_answers(
     assert shown._parse_response(client=None, response=missing).code == "not_found"
 
 
+@pytest.mark.slow
 async def test_a_generated_typescript_client_compiles(description: Path) -> None:
     programs = WEB / "node_modules" / ".bin"
     if not (programs / "openapi-typescript").exists():

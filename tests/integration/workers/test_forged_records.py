@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -17,14 +18,30 @@ pytestmark = pytest.mark.integration
 MIB = 1024 * 1024
 FORGE = (Path(__file__).parent / "scripts" / "forge.txt").read_text()
 KINDS = re.findall(r'^    "(.+)": lambda', FORGE, flags=re.MULTILINE)
-#: What a program of each kind sends at most, and for how long.
-MEGABYTES, SECONDS = "12", "2"
 
 
-def run_forger(service: Service, kind: str, processes: int = 0, devices: int = 1) -> tuple[JobRecord, int]:
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """What each process of a program sends at most, for how long, and by how much a supervisor may grow."""
+
+    megabytes: int
+    seconds: float
+    grown: int
+
+
+#: Each kind in a short flood, which shows what is kept of every record, and in one that fills what is bounded.
+FLOODS = [
+    pytest.param(Flood(6, 0.5, 40 * MIB), id="short"),
+    pytest.param(Flood(12, 2, 64 * MIB), id="long", marks=pytest.mark.slow),
+]
+
+
+def run_forger(
+    service: Service, kind: str, flood: Flood, processes: int = 0, devices: int = 1
+) -> tuple[JobRecord, int]:
     """The job of a forger as it has ended, and by how much the memory of its supervisor's own has grown at most."""
-    seconds = "60" if processes else SECONDS
-    job = service.run_script({"train.py": FORGE}, kind, MEGABYTES, seconds, str(processes), devices=devices)
+    bounds = (str(flood.megabytes), str(flood.seconds), str(processes))
+    job = service.run_script({"train.py": FORGE}, kind, *bounds, devices=devices)
     taken: list[int] = []
 
     def has_ended() -> JobRecord | None:
@@ -51,20 +68,22 @@ def test_every_kind_of_record_is_forged() -> None:
     assert tags - {kind.split()[0] for kind in KINDS} == {"Outcome"}  # which ends the rank; `Returned` has one
 
 
+@pytest.mark.parametrize("flood", FLOODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_supervisor_stays_small_whatever_records_a_rank_forges(service: Service, kind: str) -> None:
-    record, grown = run_forger(service, kind)
+def test_a_supervisor_stays_small_whatever_records_a_rank_forges(service: Service, kind: str, flood: Flood) -> None:
+    record, grown = run_forger(service, kind, flood)
     assert record.reason is StateReason.CODE_ERROR, record
     assert "the rank's channel is corrupt" in record.message
-    assert grown < 64 * MIB
+    assert grown < flood.grown
     check_end(service, record)
 
 
 def test_an_attempt_whose_records_take_too_much_of_its_supervisor_is_ended(service: Service) -> None:
     """Each of many processes may send as many splits as honest ones do: together that is too much."""
-    record, grown = run_forger(service, "Split of eight devices", processes=40, devices=8)
+    flood = Flood(12, 60, 192 * MIB)
+    record, grown = run_forger(service, "Split of eight devices", flood, processes=40, devices=8)
     assert record.reason is StateReason.RESOURCE_LIMIT, record
     assert record.error is not None
     assert record.error["limit"] == "records"
-    assert grown < 192 * MIB
+    assert grown < flood.grown
     check_end(service, record)

@@ -72,6 +72,7 @@ def test_a_job_trains_over_both_nodes_and_one_report_has_all_devices(nodes: TwoN
     assert "parts of one machine" in report["notes"]["per_node"]
 
 
+@pytest.mark.slow
 def test_steps_that_come_fast_are_told_in_blocks_and_their_rows_are_exact(nodes: TwoNodes) -> None:
     job = nodes.gang(devices=1, steps=1500, rows=6)
     record = nodes.ended(job)
@@ -211,7 +212,7 @@ def test_an_error_on_the_follower_comes_with_its_traceback(nodes: TwoNodes) -> N
     assert "LookupError: this model fails on purpose" in record.error["traceback"]
 
 
-@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_supervisor_that_dies_costs_an_attempt_and_the_next_one_resumes(nodes: TwoNodes, part: int) -> None:
     plain = nodes.gang(steps=60, checkpoint={"every_steps": 10})
     expected = nodes.ended(plain)
@@ -300,6 +301,7 @@ def test_a_drain_of_the_node_that_does_not_lead_sends_the_whole_job_back_at_no_c
     assert nodes.attempts(job)[1].resumed is not None, "a drain leaves time for a checkpoint"
 
 
+@pytest.mark.slow
 def test_the_time_limit_of_a_job_ends_the_ranks_of_both_nodes(nodes: TwoNodes) -> None:
     job = nodes.gang(steps=10_000, seconds=0.05, limits={"wall_seconds": 3.0})
     eventually(lambda: nodes.job(job).first_step, "it trains")

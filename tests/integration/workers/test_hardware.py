@@ -46,6 +46,7 @@ def report_of(service: Service, job: str) -> Report:
     return decode_report(paths.report_file(service.files(job)).read_bytes())
 
 
+@pytest.mark.slow
 def test_a_run_of_seconds_has_its_processor_time_and_memory(service: Service) -> None:
     job = service.run_script({"train.py": program(100_000, each_step="time.sleep(0.05)")})
     eventually(lambda: service.job(job).first_step, "its first step")

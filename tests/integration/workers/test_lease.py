@@ -112,6 +112,7 @@ def test_a_redis_that_is_killed_and_comes_back_soon_does_not_touch_a_run(service
     assert service.text(job).splitlines() == [f"step {step}" for step in range(80)]
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_cut_off_for_most_of_its_lease_ends_its_ranks_before_others_may_start(
     service: Service,
 ) -> None:

@@ -29,8 +29,15 @@ LIMITS: dict[str, Any] = {
     "job_memory_bytes": MEMORY_BYTES,
 }
 
+#: In a box the kernel limits too; only root has the full one.
+MODES = [
+    pytest.param("cgroup", marks=() if os.geteuid() else pytest.mark.slow),
+    pytest.param("no cgroup", marks=pytest.mark.slow),
+    "box",
+]
 
-@pytest.fixture(scope="module", params=["cgroup", pytest.param("no cgroup", marks=pytest.mark.slow), "box"])
+
+@pytest.fixture(scope="module", params=MODES)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service whose jobs may use little: limited by the kernel where it allows that, watched, or in a box."""
     directory = tmp_path_factory.mktemp("limited")

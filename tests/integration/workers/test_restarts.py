@@ -72,6 +72,7 @@ def test_a_job_whose_supervisor_was_killed_as_it_was_handed_over_starts_with_the
     assert len(_started(service, job)) > 1
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_slept_when_it_was_handed_a_job_finds_it_taken_and_leaves(service: Service) -> None:
     spare = _spare(service)
     os.kill(spare, signal.SIGSTOP)

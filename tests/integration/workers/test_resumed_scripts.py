@@ -89,6 +89,7 @@ def test_a_script_whose_rank_is_killed_goes_on_and_ends_with_the_numbers_of_a_ru
         assert [path.name for path in places.iterdir()] == ["state.pt"]
 
 
+@pytest.mark.slow
 def test_a_script_whose_supervisor_is_killed_goes_on_too(service: Service, undisturbed: list[str]) -> None:
     job, record = interrupted(service, "1:1,2:1", "supervisor")
 

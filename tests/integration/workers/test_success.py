@@ -133,6 +133,7 @@ def test_a_rank_is_up_a_moment_after_it_was_submitted(service: Service) -> None:
     once_below(1.0, waited)
 
 
+@pytest.mark.slow
 def test_a_supervisor_with_nothing_to_do_costs_next_to_nothing(service: Service) -> None:
     job = service.submit("single", fault="sleep_forever")
     eventually(lambda: service.job(job).first_step, "the first step")

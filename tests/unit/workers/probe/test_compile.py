@@ -66,7 +66,9 @@ def watched_way(way: str, hooked: bool) -> Any:
     return compiled(way, blocks(hooked))
 
 
-@pytest.mark.parametrize(("way", "hooked"), [("fullgraph", False), ("method", True)])
+@pytest.mark.parametrize(
+    ("way", "hooked"), [("fullgraph", False), pytest.param("method", True, marks=pytest.mark.slow)]
+)
 def test_a_compiled_model_is_seen_and_compiled_as_without_the_probe(way: str, hooked: bool) -> None:
     seen = watched(watched_way, way, hooked)
     assert seen.rows() == [[(4,)], [(4,)], [(6,)]]
@@ -87,7 +89,7 @@ def compiled_ddp(store: str, rank: int, way: str) -> None:
         learn(optimizer, call(torch.randn(rows, 8)).sum())
 
 
-@pytest.mark.parametrize("way", ["inside", "outside"])
+@pytest.mark.parametrize("way", [pytest.param("inside", marks=pytest.mark.slow), "outside"])
 def test_a_compiled_ddp_is_seen(way: str) -> None:
     for seen in watched_ranks(compiled_ddp, way):
         assert seen.rows() == [[(4,)], [(6,)]]

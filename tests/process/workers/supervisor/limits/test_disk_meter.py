@@ -85,6 +85,7 @@ def test_no_walk_comes_before_it_is_due_unless_free_space_calls_for_it(
         assert meter.breach is not None
 
 
+@pytest.mark.slow
 def test_walks_of_many_files_leave_the_core_to_others(
     meter_of: Meters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

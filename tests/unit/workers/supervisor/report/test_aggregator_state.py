@@ -203,7 +203,7 @@ def test_split_ids_of_a_new_rank_do_not_mean_what_they_meant_before() -> None:
     assert [(p.rows, p.steps, p.first_step) for p in patterns] == [((8, 8), 1, 0), ((3, 3), 1, 1)]
 
 
-@pytest.mark.parametrize("different", [MAX_PATTERNS + 50, MAX_INTERNED + 100])
+@pytest.mark.parametrize("different", [MAX_PATTERNS + 50, pytest.param(MAX_INTERNED + 100, marks=pytest.mark.slow)])
 def test_more_splits_than_are_kept_apart_go_on_counting_together(different: int) -> None:
     spec = make_spec("dp", 2, 8)
     undisturbed, first, second = new(spec), new(spec), new(spec, attempt=2)
@@ -373,6 +373,7 @@ def test_the_report_of_a_script_is_not_carried_over() -> None:
 # -- how large it is ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_state_does_not_grow_with_the_steps() -> None:
     spec = make_spec("dp", 8, 64)
     sizes = []

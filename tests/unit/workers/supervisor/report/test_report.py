@@ -236,6 +236,7 @@ def feed_steps(told: RecipeAggregator, numbers: Sequence[int]) -> None:
             told.add_steps(rank, [step(number, [0], [4], forward_ms=(number % 97 + 0.5,)) for number in some])
 
 
+@pytest.mark.slow
 def test_twelve_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
     told = aggregator(make_spec("ddp", 2, 4), None)
     for rank in (0, 1):
@@ -272,6 +273,7 @@ def test_splits_beyond_the_limit_count_in_one_other_pattern() -> None:
     assert str(MAX_PATTERNS) in report.notes["patterns"]
 
 
+@pytest.mark.slow
 def test_a_split_in_use_is_remembered_however_many_others_come() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
     told.add_record(0, split(0, [0, 1], [2, 2]))

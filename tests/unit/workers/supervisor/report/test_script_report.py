@@ -297,6 +297,7 @@ def feed_passes(script: ScriptAggregator, numbers: Sequence[int]) -> None:
             feed(script, [step(number, [1], [4], "eval")], rank)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps_and_passes_of_a_script() -> None:
     script = told("ddp", 2)
     for rank in range(2):
