@@ -2,18 +2,21 @@
 
 import hashlib
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardyard.client import Job
-from tests.faults.scene.joined_hosts import JoinedService, joined_hosts
+from tests.faults.scene.joined_hosts import JoinedHost, JoinedService, joined_hosts
 from tests.faults.scene.machine import need
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 END_SECONDS = 300.0
+S3_PORT = 9000
 RECIPE = {
     "name": "recipe",
     "resources": {"devices": 1},
@@ -46,6 +49,14 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinedService]:
     with joined_hosts(tmp_path_factory.mktemp("joined")) as service:
         service.join(2)
         yield service
+
+
+def start_bucket(first: JoinedHost) -> None:
+    """A server on the first host that has the bucket of the service."""
+    server = (sys.executable, "-m", "moto.server", "-H", first.address, "-p", str(S3_PORT))
+    first.start_program(*server, until="Running on")
+    put = f"import urllib.request as r; r.urlopen(r.Request('http://{first.address}:{S3_PORT}/files', method='PUT'))"
+    subprocess.run(first.command(sys.executable, "-c", put), check=True, timeout=30)
 
 
 def project(directory: Path, **files: str) -> Path:
@@ -95,6 +106,32 @@ def test_the_printed_line_alone_makes_a_node_that_runs_recipes_and_scripts(
         (full,) = (name for name in found if name.endswith(path))
         assert digest_of(script.download(full, tmp_path / path)) == digest, path
     assert recipe.status.result is not None
+
+
+@pytest.mark.slow
+def test_a_node_joins_a_service_whose_files_are_in_a_bucket(tmp_path: Path) -> None:
+    need("network namespaces", "mounts")
+    own = {
+        "AWS_ENDPOINT_URL": f"http://10.77.0.11:{S3_PORT}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "SHARDYARD_STORAGE": "s3://files/of/ours",
+    }
+    with joined_hosts(tmp_path, 2, "2g", start_bucket, **own) as service:
+        unset = service.machines[2].run(*service.invitation, "--devices", "cpu:1")
+        assert unset.returncode != 0
+        assert "SHARDYARD_STORAGE" in unset.stdout + unset.stderr
+        service.join(2, **own)
+        node_env = (service.machines[2].root / "tmp" / "home" / ".config" / "shardyard" / "node.env").read_text()
+        assert "s3://files/of/ours" in node_env
+        with service.only(2):
+            script = service.client.submit_script(project(tmp_path / "own", train=SCRIPT, helper="TEXT = 'made on'"))
+            assert ended(script).state == "succeeded", script.status
+        words = next(iter(script.logs(stream="stdout"))).text.split()
+        (full,) = (artifact.path for artifact in script.artifacts() if artifact.path.endswith("stored.bin"))
+        assert digest_of(script.download(full, tmp_path / "stored.bin")) == words[4]
+        assert not service.storage.exists(), "nothing lies on the first host"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,13 @@ class JoinedHost:
 
     def start(self, *arguments: str, until: str, **variables: str) -> str:
         """Start a command of ours that goes on, and wait until it has said something; what it said."""
+        return self.start_program(*SHARDYARD, *arguments, until=until, **variables)
+
+    def start_program(self, *words: str, until: str, **variables: str) -> str:
+        """As `start`, of any program."""
         output = self._outputs / f"{self.name}-{len(self._started)}.txt"
         with output.open("wb") as file:
-            command = self.command(*SHARDYARD, *arguments, **variables)
+            command = self.command(*words, **variables)
             process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
         self._started.append(process)
         wait_for(
@@ -206,8 +210,15 @@ def wait_for(condition: Any, seconds: float, explain: Any = lambda: "") -> Any:
 
 
 @contextmanager
-def joined_hosts(directory: Path, count: int = 2, tmp_size: str = "2g", **settings: str) -> Iterator[JoinedService]:
-    """A service on the first of so many hosts, and no other that has joined yet. `settings` are of `up` alone."""
+def joined_hosts(
+    directory: Path,
+    count: int = 2,
+    tmp_size: str = "2g",
+    before: Callable[[JoinedHost], object] = lambda first: None,
+    **settings: str,
+) -> Iterator[JoinedService]:
+    """A service on the first of so many hosts, and no other that has joined yet. `settings` are of `up` alone; `before`
+    starts what the service needs on its host."""
     with ExitStack() as stack:
         hosts = stack.enter_context(running_hosts(count))
         machines = {}
@@ -216,6 +227,7 @@ def joined_hosts(directory: Path, count: int = 2, tmp_size: str = "2g", **settin
             stack.callback(machines[number].close)
             stack.callback(machines[number].stop)
         first = machines[1]
+        before(first)
         options = ("--listen", first.address, "--devices", "cpu:1", "--data-dir", "/tmp/data")
         said = first.start("up", *options, until=READY, **settings)
         (line,) = re.findall(r"^ +shardyard (join .*)$", said, re.MULTILINE)
