@@ -40,7 +40,7 @@ class SecretService:
 
     async def list_secrets(self, who: Principal) -> SecretList:
         records = await self._store.run(tenant_secrets.list_secrets(who.tenant))
-        return SecretList([views.secret_view(record) for record in records])
+        return SecretList([views.secret_view(record) for record in records], len(records))
 
     async def delete_secret(self, who: Principal, name: str) -> None:
         """Raises NotFound."""

@@ -31,7 +31,8 @@ class FleetService:
         self._fleet = fleet
 
     async def list_pools(self) -> PoolList:
-        return PoolList(views.pool_views(await self._fleet.read_fleet(max_age=0)))
+        found = views.pool_views(await self._fleet.read_fleet(max_age=0))
+        return PoolList(found, len(found))
 
     async def set_policy(self, who: Principal, pool: str, body: bytes) -> PoolView:
         """Set the policy of a pool, which may have no node yet. It counts for what is dispatched from then on.
@@ -48,7 +49,8 @@ class FleetService:
 
     async def list_nodes(self, who: Principal) -> NodeList:
         fleet = await self._fleet.read_fleet(max_age=0)
-        return NodeList([views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+        found = [views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes]
+        return NodeList(found, len(found))
 
     async def read_device_history(self, who: Principal, name: str, cursor: str, limit: int) -> DeviceHistory:
         """The history of the device `name`: its name in the fleet, its node and label, or an id that no other has.
@@ -70,14 +72,15 @@ class FleetService:
         """Who had which device in the last `hours`."""
         since = time.time_ns() // 1000 - int(hours * 3_600_000_000)
         fleet = await self._fleet.read_fleet(max_age=0)
-        places = [(node, device) for node in fleet.nodes for device in node.info.devices][:MAX_LISTED_DEVICES]
+        known = [(node, device) for node in fleet.nodes for device in node.info.devices]
+        places = known[:MAX_LISTED_DEVICES]
         uses: list[DeviceUses] = []
         for first in range(0, len(places), DEVICES_A_CALL):
             some = places[first : first + DEVICES_A_CALL]
             names = [device.name_in_fleet(node.id) for node, device in some]
             lines = await self._store.run(store.read_recent_history(names, since))
             uses += [views.device_uses(*place, found, who.tenant) for place, found in zip(some, lines, strict=True)]
-        return DeviceUseList(since=at(since), devices=uses)
+        return DeviceUseList(since=at(since), devices=uses, total=len(known))
 
     async def drain_node(self, who: Principal, node: str, body: bytes) -> NodeView:
         """Give a node no new work. Running attempts continue, or move to other nodes at the deadline.

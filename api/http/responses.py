@@ -38,12 +38,17 @@ def encode_json(value: Any) -> bytes:
 
 def page_response(request: Request, page: Answer, following: str | None) -> Response:
     """A page of a list that has `links`, with the address of the next one there and in the header `Link`."""
-    links = {"self": _address_of(request.url)}
-    headers = {}
-    if following is not None:
-        links["next"] = _address_of(request.url.include_query_params(cursor=following))
-        headers["Link"] = f'<{links["next"]}>; rel="next"'
+    links, headers = page_links(request, following)
     return json_response(msgspec.structs.replace(page, links=links), headers=headers)
+
+
+def page_links(request: Request, following: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """The `links` of a page and its headers, by the cursor of the following one."""
+    links = {"self": _address_of(request.url)}
+    if following is None:
+        return links, {}
+    links["next"] = _address_of(request.url.include_query_params(cursor=following))
+    return links, {"Link": f'<{links["next"]}>; rel="next"'}
 
 
 def _address_of(url: URL) -> str:

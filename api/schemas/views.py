@@ -381,7 +381,7 @@ def device_history(
     """`where` is the device's place now, `following` the cursor of the next page."""
     lines = [_history_line(line, tenant) for line in page.lines]
     if where is None:
-        return DeviceHistory(id=device, lines=lines, next=following)
+        return DeviceHistory(id=device, lines=lines, next=following, total=page.total)
     seen = _device_view(*where, tenant)
     return DeviceHistory(
         id=device,
@@ -392,6 +392,7 @@ def device_history(
         suspected=seen.suspected,
         lines=lines,
         next=following,
+        total=page.total,
     )
 
 
