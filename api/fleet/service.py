@@ -1,22 +1,26 @@
 """The service of pools and nodes."""
 
 import time
+from collections.abc import Collection
+from hashlib import blake2b
 
 import msgspec
 
 from api.data.fleet_cache import FleetCache
 from api.http import audit, cursors
 from api.http.auth import Principal
+from api.http.responses import TaggedJson, encode_json, tag_json
 from api.schemas import views
 from api.schemas.fleet_requests import parse_drain, parse_policy, parse_quarantine
 from jobs import store
+from jobs.model.pool_policy import DEFAULT_POLICY
 from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from jobs.store.provided_pools import end_block
-from shardyard.contract.errors import Forbidden, NotFound
+from shardyard.contract.errors import Forbidden, NotFound, PreconditionFailed
 from shardyard.contract.fleet import DeviceHistory, DeviceUseList, DeviceUses, NodeList, NodeView, PoolList, PoolView
 from shardyard.contract.responses import at
 
@@ -34,15 +38,28 @@ class FleetService:
         found = views.pool_views(await self._fleet.read_fleet(max_age=0))
         return PoolList(found, len(found))
 
-    async def set_policy(self, who: Principal, pool: str, body: bytes) -> PoolView:
+    async def read_pool(self, pool: str) -> TaggedJson:
+        """A pool; the version in its tag is that of its policy alone. Raises NotFound."""
+        fleet = await self._fleet.read_fleet(max_age=0)
+        if pool not in views.pool_names(fleet):
+            raise NotFound(f"there is no pool {pool!r}; `GET /v1/pools` lists them")
+        return tag_json(_policy_version(pool, fleet), encode_json(views.pool_view(pool, fleet)))
+
+    async def set_policy(
+        self, who: Principal, pool: str, body: bytes, versions: Collection[int] | None = None
+    ) -> PoolView:
         """Set the policy of a pool, which may have no node yet. It counts for what is dispatched from then on.
+        `versions`: those that its policy may have now; None: any.
 
         Raises:
             MalformedJson, InvalidRequest: the body is not a policy.
             Forbidden: the caller is not the operator.
+            PreconditionFailed: its policy has another version.
         """
         _require_operator(who)
         policy = parse_policy(body)
+        if versions is not None and _policy_version(pool, await self._fleet.read_fleet(max_age=0)) not in versions:
+            raise PreconditionFailed(f"the policy of pool {pool} is not as it was any more; read it again")
         await self._store.run(store.set_policy(pool, policy))
         audit.log_audit_event(who, "pool_policy_set", pool=pool, **msgspec.structs.asdict(policy))
         return views.pool_view(pool, await self._fleet.read_fleet(max_age=0))
@@ -174,3 +191,9 @@ def _require_operator(who: Principal) -> None:
     """
     if who.tenant != DEFAULT_TENANT:
         raise Forbidden("only operators may change nodes and pools")
+
+
+def _policy_version(pool: str, fleet: FleetRecords) -> int:
+    """A number that goes with the policy of a pool, as policies are not counted."""
+    policy = fleet.policies.get(pool, DEFAULT_POLICY)
+    return int.from_bytes(blake2b(encode_json(policy), digest_size=6).digest())

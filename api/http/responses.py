@@ -12,6 +12,7 @@ from starlette.datastructures import URL
 
 from api.http.conventions.etags import require_tag
 from api.http.request_turns import end_turn
+from shardyard.contract.errors import NotFound, PreconditionFailed
 from shardyard.contract.responses import Answer
 
 T = TypeVar("T")
@@ -26,6 +27,11 @@ class TaggedJson(NamedTuple):
 
     body: bytes
     tag: str
+
+
+def tag_json(version: int, body: bytes) -> TaggedJson:
+    """`version` is of what a change may be made for, the tag also of all else that is shown."""
+    return TaggedJson(body, f'W/"{version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"')
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -98,6 +104,14 @@ def require_match(tags: str, current: Answer) -> None:
         PreconditionFailed: it has none of the tags of an If-Match header any more.
     """
     require_tag(tags, msgspec.json.encode(current))
+
+
+async def require_match_of(tags: str, current: Awaitable[Answer]) -> None:
+    """As `require_match`, for a change that may also make what is not there yet: then it has no tag, and fails."""
+    try:
+        require_match(tags, await current)
+    except NotFound as error:
+        raise PreconditionFailed(f"{error.message}, so it has no ETag; leave out If-Match to make it") from None
 
 
 async def wait_while_connected(request: Request, answer: Awaitable[T]) -> T | None:

@@ -72,7 +72,7 @@ async def test_head_does_not_sign_anybody_in(api: Api) -> None:
     [
         ("PUT", "/v1/jobs", "GET, HEAD, OPTIONS, POST"),
         ("PUT", "/v1/jobs/resolve", "DELETE, GET, HEAD, OPTIONS"),
-        ("PATCH", "/v1/pools/default", "OPTIONS, PUT"),
+        ("PATCH", "/v1/pools/default", "GET, HEAD, OPTIONS, PUT"),
         ("POST", "/v1/sign-in/oidc/callback", "GET, OPTIONS"),
         ("POST", "/v1/nodes/a/devices/0/quarantine/x", None),
     ],
