@@ -64,7 +64,7 @@ from api.http.audit_repeats import RepeatGuard
 from api.http.auth import Authenticator, load_operator_token
 from api.http.conventions.compression import CompressionMiddleware
 from api.http.conventions.etags import TagMiddleware
-from api.http.conventions.methods import HeadMiddleware, routes_of
+from api.http.conventions.methods import HeadMiddleware, OptionsMiddleware, routes_of
 from api.http.deps import NODE_FILES, authenticate
 from api.http.middleware import (
     MIN_UPLOAD_BYTES_PER_SECOND,
@@ -199,7 +199,7 @@ def create_app(settings: Settings) -> FastAPI:
     storage = open_storage(settings)
     audit_log = AuditLog(storage.audit)
     framework = HeadMiddleware(CompressionMiddleware(TagMiddleware(app.build_middleware_stack())))
-    audited = AuditMiddleware(framework, audit_log, RepeatGuard())
+    audited = AuditMiddleware(OptionsMiddleware(framework, app.state.routes), audit_log, RepeatGuard())
     polls = StatusPollMiddleware(audited, *job_routes.find_status_route())
     app.state.storage = storage
     app.state.audit_log, app.state.write_audit_repeats = audit_log, audited.write_repeats

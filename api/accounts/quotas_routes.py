@@ -46,7 +46,11 @@ async def set_quota(
     return responses.json_response(await quotas.set_quota(who, tenant, token, body))
 
 
-@router.delete("/v1/quotas/{tenant}", status_code=204, **describe("Remove a quota"))
-async def remove_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, token: TokenId = "") -> Response:
+@router.delete("/v1/quotas/{tenant}", status_code=204, **describe("Remove a quota", refuses=("precondition_failed",)))
+async def remove_quota(
+    who: Admin, quotas: ServiceDep, tenant: Tenant, token: TokenId = "", tags: IfMatchHeader = None
+) -> Response:
+    if tags is not None:
+        responses.require_match(tags, await quotas.read_quota(who, tenant, token))
     await quotas.remove_quota(who, tenant, token)
     return Response(status_code=204)

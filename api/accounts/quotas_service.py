@@ -69,7 +69,7 @@ def _require_setter(who: Principal, tenant: str, token: str) -> None:
 
 
 def _quota_list(found: tuple[QuotaUsage, ...]) -> QuotaList:
-    return QuotaList([_quota_view(usage) for usage in found])
+    return QuotaList([_quota_view(usage) for usage in found], len(found))
 
 
 def _quota_view(usage: QuotaUsage) -> QuotaView:

@@ -40,7 +40,14 @@ class SecretService:
 
     async def list_secrets(self, who: Principal) -> SecretList:
         records = await self._store.run(tenant_secrets.list_secrets(who.tenant))
-        return SecretList([views.secret_view(record) for record in records])
+        return SecretList([views.secret_view(record) for record in records], len(records))
+
+    async def read_secret(self, who: Principal, name: str) -> SecretView:
+        """Raises NotFound."""
+        for record in await self._store.run(tenant_secrets.list_secrets(who.tenant)):
+            if record.name == name:
+                return views.secret_view(record)
+        raise NotFound(f"there is no secret {name[:64]!r}")
 
     async def delete_secret(self, who: Principal, name: str) -> None:
         """Raises NotFound."""

@@ -22,7 +22,7 @@ class ShareService:
         _require_operator(who)
         records = await self._store.run(share_calls.read_shares())
         tenants = sorted({usage.tenant for usage in records.usage} | records.weights.keys())
-        return ShareList([share_view(records, tenant) for tenant in tenants])
+        return ShareList([share_view(records, tenant) for tenant in tenants], len(tenants))
 
     async def read_share(self, who: Principal, tenant: str) -> ShareView:
         """Raises Forbidden: it is another tenant's, and the caller is not the operator."""

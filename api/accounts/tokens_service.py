@@ -66,7 +66,7 @@ class TokenService:
 
     async def list_tokens(self, who: Principal) -> TokenList:
         found: list[TokenView] = [views.token_view(t) for t in await self._store.run(tokens.list_tokens(who.tenant))]
-        return TokenList(found)
+        return TokenList(found, len(found))
 
     async def revoke_token(self, who: Principal, token: str) -> None:
         """Other API processes notice within a few seconds. Raises NotFound."""

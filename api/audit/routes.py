@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from api.audit.service import AuditService
+from api.http import responses
 from api.http.deps import Admin, service_of
 from api.http.negotiation import choose_media_type
 from api.http.operation_docs import JSON, describe
@@ -55,12 +56,9 @@ async def read_audit(
     accept = request.headers.get("accept", "")
     media = choose_media_type(accept, (JSON, JSON_LINES)) if not as_format else JSON
     page = await entries.read_page(who, query)
-    headers = {}
-    if page.next is not None:
-        following = request.url.include_query_params(cursor=page.next)
-        headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
     if media == JSON and as_format != "jsonl":
-        return Response(page.as_json(), 200, headers, JSON)
+        return responses.page_response(request, page, page.next)
+    _, headers = responses.page_links(request, page.next)
     return Response(page.as_lines(), 200, headers, JSON_LINES)
 
 

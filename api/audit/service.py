@@ -1,7 +1,7 @@
 """The service of the audit: reads pages of it, for operators of all tenants, for other administrators of their own."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -12,20 +12,20 @@ from jobs.files import audit_files
 from jobs.files.audit_files import AuditQuery
 from jobs.protocol.names import DEFAULT_TENANT
 from shardyard.contract.errors import Forbidden, MalformedCursor
+from shardyard.contract.responses import Answer
 
 
-@dataclass(frozen=True, slots=True)
-class AuditLines:
-    """A page: each entry as the JSON that its line is, and the cursor of the next page."""
+class EncodedAuditPage(Answer, frozen=True):
+    """An `AuditPage` whose entries are the JSON that their lines are."""
 
-    lines: Sequence[bytes]
+    entries: list[msgspec.Raw]
     next: str | None
-
-    def as_json(self) -> bytes:
-        return msgspec.json.encode({"entries": [msgspec.Raw(line) for line in self.lines], "next": self.next})
+    total: int | None
+    total_is_exact: bool
+    links: dict[str, str] = msgspec.field(default_factory=dict)
 
     def as_lines(self) -> bytes:
-        return b"".join(line + b"\n" for line in self.lines)
+        return b"".join(bytes(entry) + b"\n" for entry in self.entries)
 
 
 class AuditService:
@@ -35,7 +35,7 @@ class AuditService:
         self._send_unsent = send_unsent
         self._directory = audit_files.audit_dir(storage.root)
 
-    async def read_page(self, who: Principal, query: AuditQuery) -> AuditLines:
+    async def read_page(self, who: Principal, query: AuditQuery) -> EncodedAuditPage:
         """Entries that the caller may see and that the query is for.
 
         Raises:
@@ -49,7 +49,9 @@ class AuditService:
                 raise Forbidden("only operators may read the audit of another tenant")
             query = replace(query, tenant=who.tenant)
         lines, following = await self._storage.fetch_in_thread(partial(self._read_page, query))
-        return AuditLines(lines, following)
+        # A count of all would read the files of every day that the query is for.
+        total = None if query.after else len(lines)
+        return EncodedAuditPage([msgspec.Raw(line) for line in lines], following, total, following is None)
 
     def _read_page(self, query: AuditQuery) -> tuple[list[bytes], str | None]:
         bucket = self._storage.bucket

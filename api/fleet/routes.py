@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from api.fleet.service import FleetService
 from api.http import responses
-from api.http.deps import Admin, Body, Caller, service_of
+from api.http.deps import Admin, Body, Caller, Versions, service_of
 from api.http.operation_docs import JSON, content_of, describe, json_body
 from api.jobs import plan_service
 from api.schemas import examples
@@ -33,14 +33,25 @@ async def pools(fleet: ServiceDep) -> Response:
     return responses.json_response(await fleet.list_pools())
 
 
+@router.get("/v1/pools/{pool}", **describe("Show a pool", PoolView, without_body=(304,)))
+async def show_pool(request: Request, fleet: ServiceDep, pool: PoolName) -> Response:
+    """The ETag is for an If-Match, too, and stands for the policy alone there."""
+    return responses.conditional_response(request, await fleet.read_pool(pool))
+
+
 @router.put(
     "/v1/pools/{pool}",
-    **describe("Set the policy of a pool", PoolView, body=json_body("PoolPolicyRequest", examples.POLICIES)),
+    **describe(
+        "Set the policy of a pool",
+        PoolView,
+        refuses=("precondition_failed",),
+        body=json_body("PoolPolicyRequest", examples.POLICIES),
+    ),
 )
-async def set_policy(who: Admin, fleet: ServiceDep, pool: PoolName, body: Body) -> Response:
+async def set_policy(who: Admin, fleet: ServiceDep, pool: PoolName, body: Body, versions: Versions) -> Response:
     """Which box a node must have to take work, and which network jobs get. It counts for what starts from now on. A
     node that lacks the box stays visible, and takes no work. The pool need not have a node yet."""
-    return responses.json_response(await fleet.set_policy(who, pool, body))
+    return responses.json_response(await fleet.set_policy(who, pool, body, versions))
 
 
 @router.delete("/v1/pools/{pool}/blocks/{block}", status_code=204, **describe("Forget a block that is over"))

@@ -1,22 +1,26 @@
 """The service of pools and nodes."""
 
 import time
+from collections.abc import Collection
+from hashlib import blake2b
 
 import msgspec
 
 from api.data.fleet_cache import FleetCache
 from api.http import audit, cursors
 from api.http.auth import Principal
+from api.http.responses import TaggedJson, encode_json, tag_json
 from api.schemas import views
 from api.schemas.fleet_requests import parse_drain, parse_policy, parse_quarantine
 from jobs import store
+from jobs.model.pool_policy import DEFAULT_POLICY
 from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from jobs.store.provided_pools import end_block
-from shardyard.contract.errors import Forbidden, NotFound
+from shardyard.contract.errors import Forbidden, NotFound, PreconditionFailed
 from shardyard.contract.fleet import DeviceHistory, DeviceUseList, DeviceUses, NodeList, NodeView, PoolList, PoolView
 from shardyard.contract.responses import at
 
@@ -31,24 +35,39 @@ class FleetService:
         self._fleet = fleet
 
     async def list_pools(self) -> PoolList:
-        return PoolList(views.pool_views(await self._fleet.read_fleet(max_age=0)))
+        found = views.pool_views(await self._fleet.read_fleet(max_age=0))
+        return PoolList(found, len(found))
 
-    async def set_policy(self, who: Principal, pool: str, body: bytes) -> PoolView:
+    async def read_pool(self, pool: str) -> TaggedJson:
+        """A pool; the version in its tag is that of its policy alone. Raises NotFound."""
+        fleet = await self._fleet.read_fleet(max_age=0)
+        if pool not in views.pool_names(fleet):
+            raise NotFound(f"there is no pool {pool!r}; `GET /v1/pools` lists them")
+        return tag_json(_policy_version(pool, fleet), encode_json(views.pool_view(pool, fleet)))
+
+    async def set_policy(
+        self, who: Principal, pool: str, body: bytes, versions: Collection[int] | None = None
+    ) -> PoolView:
         """Set the policy of a pool, which may have no node yet. It counts for what is dispatched from then on.
+        `versions`: those that its policy may have now; None: any.
 
         Raises:
             MalformedJson, InvalidRequest: the body is not a policy.
             Forbidden: the caller is not the operator.
+            PreconditionFailed: its policy has another version.
         """
         _require_operator(who)
         policy = parse_policy(body)
+        if versions is not None and _policy_version(pool, await self._fleet.read_fleet(max_age=0)) not in versions:
+            raise PreconditionFailed(f"the policy of pool {pool} is not as it was any more; read it again")
         await self._store.run(store.set_policy(pool, policy))
         audit.log_audit_event(who, "pool_policy_set", pool=pool, **msgspec.structs.asdict(policy))
         return views.pool_view(pool, await self._fleet.read_fleet(max_age=0))
 
     async def list_nodes(self, who: Principal) -> NodeList:
         fleet = await self._fleet.read_fleet(max_age=0)
-        return NodeList([views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+        found = [views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes]
+        return NodeList(found, len(found))
 
     async def read_device_history(self, who: Principal, name: str, cursor: str, limit: int) -> DeviceHistory:
         """The history of the device `name`: its name in the fleet, its node and label, or an id that no other has.
@@ -70,14 +89,15 @@ class FleetService:
         """Who had which device in the last `hours`."""
         since = time.time_ns() // 1000 - int(hours * 3_600_000_000)
         fleet = await self._fleet.read_fleet(max_age=0)
-        places = [(node, device) for node in fleet.nodes for device in node.info.devices][:MAX_LISTED_DEVICES]
+        known = [(node, device) for node in fleet.nodes for device in node.info.devices]
+        places = known[:MAX_LISTED_DEVICES]
         uses: list[DeviceUses] = []
         for first in range(0, len(places), DEVICES_A_CALL):
             some = places[first : first + DEVICES_A_CALL]
             names = [device.name_in_fleet(node.id) for node, device in some]
             lines = await self._store.run(store.read_recent_history(names, since))
             uses += [views.device_uses(*place, found, who.tenant) for place, found in zip(some, lines, strict=True)]
-        return DeviceUseList(since=at(since), devices=uses)
+        return DeviceUseList(since=at(since), devices=uses, total=len(known))
 
     async def drain_node(self, who: Principal, node: str, body: bytes) -> NodeView:
         """Give a node no new work. Running attempts continue, or move to other nodes at the deadline.
@@ -171,3 +191,9 @@ def _require_operator(who: Principal) -> None:
     """
     if who.tenant != DEFAULT_TENANT:
         raise Forbidden("only operators may change nodes and pools")
+
+
+def _policy_version(pool: str, fleet: FleetRecords) -> int:
+    """A number that goes with the policy of a pool, as policies are not counted."""
+    policy = fleet.policies.get(pool, DEFAULT_POLICY)
+    return int.from_bytes(blake2b(encode_json(policy), digest_size=6).digest())

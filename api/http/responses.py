@@ -12,6 +12,7 @@ from starlette.datastructures import URL
 
 from api.http.conventions.etags import require_tag
 from api.http.request_turns import end_turn
+from shardyard.contract.errors import NotFound, PreconditionFailed
 from shardyard.contract.responses import Answer
 
 T = TypeVar("T")
@@ -28,6 +29,11 @@ class TaggedJson(NamedTuple):
     tag: str
 
 
+def tag_json(version: int, body: bytes) -> TaggedJson:
+    """`version` is of what a change may be made for, the tag also of all else that is shown."""
+    return TaggedJson(body, f'W/"{version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"')
+
+
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
@@ -38,12 +44,17 @@ def encode_json(value: Any) -> bytes:
 
 def page_response(request: Request, page: Answer, following: str | None) -> Response:
     """A page of a list that has `links`, with the address of the next one there and in the header `Link`."""
-    links = {"self": _address_of(request.url)}
-    headers = {}
-    if following is not None:
-        links["next"] = _address_of(request.url.include_query_params(cursor=following))
-        headers["Link"] = f'<{links["next"]}>; rel="next"'
+    links, headers = page_links(request, following)
     return json_response(msgspec.structs.replace(page, links=links), headers=headers)
+
+
+def page_links(request: Request, following: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """The `links` of a page and its headers, by the cursor of the following one."""
+    links = {"self": _address_of(request.url)}
+    if following is None:
+        return links, {}
+    links["next"] = _address_of(request.url.include_query_params(cursor=following))
+    return links, {"Link": f'<{links["next"]}>; rel="next"'}
 
 
 def _address_of(url: URL) -> str:
@@ -93,6 +104,14 @@ def require_match(tags: str, current: Answer) -> None:
         PreconditionFailed: it has none of the tags of an If-Match header any more.
     """
     require_tag(tags, msgspec.json.encode(current))
+
+
+async def require_match_of(tags: str, current: Awaitable[Answer]) -> None:
+    """As `require_match`, for a change that may also make what is not there yet: then it has no tag, and fails."""
+    try:
+        require_match(tags, await current)
+    except NotFound as error:
+        raise PreconditionFailed(f"{error.message}, so it has no ETag; leave out If-Match to make it") from None
 
 
 async def wait_while_connected(request: Request, answer: Awaitable[T]) -> T | None:

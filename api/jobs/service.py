@@ -457,7 +457,7 @@ class JobService:
     async def attempts(self, who: Principal, job: str) -> AttemptList:
         records = await self._records.read_attempts(who.tenant, job)
         fleet = await self._fleet.read_facts()
-        return AttemptList([views.attempt_view(record, fleet) for record in records])
+        return AttemptList([views.attempt_view(record, fleet) for record in records], len(records))
 
 
 def _without_dependencies(spec: JobSpec) -> bytes:

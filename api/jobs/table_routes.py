@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from api.http import responses
 from api.http.deps import Caller, service_of
@@ -17,6 +17,7 @@ router = APIRouter(tags=["jobs"])
 
 @router.get("/v1/jobs/table", **describe("List jobs as a table", JobTable, refuses=("malformed_cursor",)))
 async def read_table(
+    request: Request,
     who: Caller,
     tables: ServiceDep,
     chosen: ChosenJobs,
@@ -35,7 +36,7 @@ async def read_table(
 ) -> Response:
     """As the list of jobs, with values of the columns that are asked for. A spec of more than 32 KiB has none."""
     found = await tables.read_table(who, chosen, columns, cursor, limit, archived=archived, search=search)
-    return responses.json_response(found)
+    return responses.page_response(request, found, found.next)
 
 
 @router.get("/v1/jobs/columns", **describe("List the columns that tables of jobs can have", JobColumnList))

@@ -39,6 +39,9 @@ class EncodedJobTable(Answer, frozen=True):
     values: list[list[Any]]
     counts: dict[str, int]
     next: str | None = None
+    total: int | None = None
+    total_is_exact: bool = True
+    links: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -89,6 +92,8 @@ class TableService:
             [[values.get(name) for name in wanted] for values in known],
             {str(state): count for state, count in counts.items()},
             page.next,
+            page.total,
+            page.total_is_exact,
         )
 
     async def list_columns(self, who: Principal) -> JobColumnList:
@@ -101,7 +106,9 @@ class TableService:
                 if value is not None:
                     counts[name] += 1
                     kinds[name] = _kind_of(value) if kinds.get(name) in (None, _kind_of(value)) else "text"
-        return JobColumnList([JobColumn(name, kinds[name], count) for name, count in sorted(counts.items())])
+        return JobColumnList(
+            [JobColumn(name, kinds[name], count) for name, count in sorted(counts.items())], len(counts)
+        )
 
     async def _read_values(self, who: Principal, rows: Sequence[_Row], *, archived: bool) -> list[dict[str, Value]]:
         """Of each row the values of all columns, by their names."""

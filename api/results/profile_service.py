@@ -51,7 +51,7 @@ class ProfileService:
         """
         attempts = await self._records.read_attempts(who.tenant, job)
         if number is None and not attempts:
-            return ProfileList([])
+            return ProfileList([], 0)
         chosen = next((one for one in reversed(attempts) if number in (None, one.number)), None)
         if chosen is None:
             raise NotFound(f"job {job} has no attempt {number}")
@@ -60,13 +60,13 @@ class ProfileService:
         await self._storage.bring_profiles(directory)
         found = await self._storage.run_in_thread(partial(profiles.list_profiles, directory))
         if asked is None:
-            return ProfileList(found)
+            return ProfileList(found, len(found))
         # A record is there a moment before the next profile may be asked for.
         is_over = chosen.state is AttemptState.ENDED or asked.state == "done"
         if not is_over or all(one.number != asked.number for one in found):
             found = [one for one in found if one.number != asked.number]
             found.append(_unfinished_view(asked, chosen.number, LOST if is_over else "recording"))
-        return ProfileList(found)
+        return ProfileList(found, len(found))
 
 
 def _unfinished_view(asked: ProfileRequest, attempt: int, state: str) -> ProfileView:

@@ -168,11 +168,15 @@ class ResultService:
         """
         chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
-            return ArtifactList(artifacts=[])
+            return ArtifactList(artifacts=[], total=0)
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
         found = await self._storage.list_artifacts(directory)
         return ArtifactList(
-            attempt=chosen.number, artifacts=found.artifacts, truncated=found.truncated, left_out=found.left_out
+            attempt=chosen.number,
+            artifacts=found.artifacts,
+            total=len(found.artifacts),
+            truncated=found.truncated,
+            left_out=found.left_out,
         )
 
     async def open_artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> OpenArtifact:

@@ -363,6 +363,16 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "complete": "whether all of its jobs have ended",
         "steps": "optimizer steps of each job",
     },
+    "PoolList": {"total": "how many pools there are"},
+    "NodeList": {"total": "how many nodes there are"},
+    "TokenList": {"total": "how many tokens the tenant has"},
+    "SecretList": {"total": "how many secrets the tenant has"},
+    "WebhookList": {"total": "how many webhooks the tenant has"},
+    "ShareList": {"total": "how many tenants these are"},
+    "QuotaList": {"total": "how many quotas these are"},
+    "AttemptList": {"total": "how many attempts the job has had"},
+    "ProfileList": {"total": "how many profiles the attempt has"},
+    "ArtifactList": {"total": "how many files are listed; there are more where `truncated` says so"},
     "ComparisonList": {"total": "comparisons on all pages; null: not known"},
     "SweepList": {"total": "sweeps on all pages; null: not known"},
     "SweepReport": {"complete": "whether all of its jobs have ended"},
@@ -380,6 +390,10 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "kind": "file for one of the program's own, else checkpoint, profile or report",
     },
     "AttemptView": {"state": "leased, claimed or ended", "reason": "how it ended; null: it has not"},
+    "AuditPage": {
+        "total": "entries that are known of; null on later pages",
+        "total_is_exact": "false: there may be more than `total`",
+    },
     "AuditEntry": {
         "id": "id, which sorts as the time does",
         "path": "path of the request",
@@ -397,6 +411,7 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "norm": "norm of the gradient of one device on the whole batch",
         "difference": "norm of the difference between that and the gradient of the run",
     },
+    "DeliveryList": {"total": "deliveries of that state on all pages"},
     "DeliveryView": {
         "state": "waiting, delivered or dead",
         "status": "status of the last answer of the receiver; null: there was none",
@@ -406,7 +421,7 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "error": "what is wrong with the device or its node; null: nothing",
         "by": "who put it into quarantine, or took it out: operator or sweep",
     },
-    "DeviceHistory": {"state": "free, leased, quarantined or offline"},
+    "DeviceHistory": {"state": "free, leased, quarantined or offline", "total": "lines on all pages"},
     "DeviceSignIn": {"device_code": "code that the service is asked with; a secret"},
     "DeviceSignInRequest": {"device_code": "code of the answer of POST /v1/sign-in/device"},
     "DeviceSignInState": {
@@ -444,7 +459,7 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "JobsAheadView": {"others": "a number for each other tenant, the largest first"},
     "LeftOutFiles": {"files": "how many files", "reason": "code of the reason"},
     "DeviceUse": {"begun_at": "when a supervisor took the attempt over"},
-    "DeviceUseList": {"since": "from when on"},
+    "DeviceUseList": {"since": "from when on", "total": "how many devices there are; the list has the first 1,024"},
     "DeviceUses": {"uses": "attempts that had the device"},
     "EngineView": {
         "blocks": "nodes that were asked for together",
@@ -454,11 +469,16 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "provider": "the process that asks the engine",
         "silent": "whether the provider has not been heard of lately",
     },
-    "JobColumnList": {"columns": "columns that a table of the caller's jobs can have"},
+    "JobColumnList": {
+        "columns": "columns that a table of the caller's jobs can have",
+        "total": "how many columns these are",
+    },
     "JobTable": {
         "columns": "names of the columns",
         "counts": "all jobs that there are, by state",
         "values": "for each job a value for each of the columns",
+        "total": "how many jobs match; null: not known",
+        "total_is_exact": "false: more than `total` match",
     },
     "JoinRequest": {"wants_token": "whether it needs a token for its files; false: it has one that is good"},
     "LogPage": {

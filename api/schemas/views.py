@@ -258,9 +258,12 @@ def attempt_view(record: AttemptRecord, fleet: FleetFacts) -> AttemptView:
 
 
 def pool_views(fleet: FleetRecords) -> list[PoolView]:
-    nodes = {node.pool for node in fleet.nodes}
-    names = sorted(nodes | fleet.queued.keys() | fleet.policies.keys() | fleet.provided.keys())
-    return [pool_view(name, fleet) for name in names]
+    return [pool_view(name, fleet) for name in sorted(pool_names(fleet))]
+
+
+def pool_names(fleet: FleetRecords) -> set[str]:
+    """Pools that have a node, a job that waits, a policy, or a provider."""
+    return {node.pool for node in fleet.nodes} | fleet.queued.keys() | fleet.policies.keys() | fleet.provided.keys()
 
 
 def pool_view(name: str, fleet: FleetRecords) -> PoolView:
@@ -381,7 +384,7 @@ def device_history(
     """`where` is the device's place now, `following` the cursor of the next page."""
     lines = [_history_line(line, tenant) for line in page.lines]
     if where is None:
-        return DeviceHistory(id=device, lines=lines, next=following)
+        return DeviceHistory(id=device, lines=lines, next=following, total=page.total)
     seen = _device_view(*where, tenant)
     return DeviceHistory(
         id=device,
@@ -392,6 +395,7 @@ def device_history(
         suspected=seen.suspected,
         lines=lines,
         next=following,
+        total=page.total,
     )
 
 

@@ -70,18 +70,26 @@ async def change(
     **describe(
         "Replace the secret of a webhook",
         NewWebhook,
-        refuses=("conflict", "secret_key_unusable"),
+        refuses=("conflict", "secret_key_unusable", "precondition_failed"),
         body=json_body("WebhookRotation", examples.WEBHOOK_ROTATIONS, required=False),
     ),
 )
-async def rotate(who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body) -> Response:
+async def rotate(
+    who: Caller, webhooks: ServiceDep, webhook: WebhookId, body: Body, tags: IfMatchHeader = None
+) -> Response:
     """The answer has the new secret. Meanwhile deliveries have two signatures, with either secret."""
+    if tags is not None:
+        responses.require_match(tags, await webhooks.show_webhook(who, webhook))
     return responses.json_response(await webhooks.rotate_secret(who, webhook, body), 200, {"Cache-Control": "no-store"})
 
 
-@router.delete("/v1/webhooks/{webhook}", status_code=204, **describe("Delete a webhook"))
-async def delete(who: Caller, webhooks: ServiceDep, webhook: WebhookId) -> Response:
+@router.delete(
+    "/v1/webhooks/{webhook}", status_code=204, **describe("Delete a webhook", refuses=("precondition_failed",))
+)
+async def delete(who: Caller, webhooks: ServiceDep, webhook: WebhookId, tags: IfMatchHeader = None) -> Response:
     """What waits for it is not sent any more."""
+    if tags is not None:
+        responses.require_match(tags, await webhooks.show_webhook(who, webhook))
     await webhooks.delete_webhook(who, webhook)
     return Response(status_code=204)
 

@@ -89,7 +89,7 @@ class WebhookService:
 
     async def list_webhooks(self, who: Principal) -> WebhookList:
         records = await self._store.run(webhooks.list_webhooks(who.tenant))
-        return WebhookList([views.webhook_view(record) for record in records])
+        return WebhookList([views.webhook_view(record) for record in records], len(records))
 
     async def show_webhook(self, who: Principal, webhook: str) -> WebhookView:
         """Raises NotFound."""
@@ -183,9 +183,11 @@ class WebhookService:
         if cursor and _DELIVERY.fullmatch(before) is None:
             raise MalformedCursor("the cursor is not one that this service gave; leave it out to start with the newest")
         call = webhooks.list_deliveries(who.tenant, webhook, PARTS[state], before=before, limit=limit)
-        found = await self._store.run(call)
+        page = await self._store.run(call)
+        found = page.deliveries
         following = cursors.encode_text(found[-1].id.encode()) if len(found) == limit else None
-        return DeliveryList(deliveries=[views.delivery_view(record) for record in found], next_cursor=following)
+        shown = [views.delivery_view(record) for record in found]
+        return DeliveryList(deliveries=shown, next_cursor=following, total=page.total)
 
     async def redeliver(self, who: Principal, webhook: str, delivery: str) -> PostedDelivery:
         """Raises NotFound."""

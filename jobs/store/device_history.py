@@ -16,20 +16,23 @@ MAX_RECENT_LINES = 48
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """Lines of one device, the newest first. `next` is the position of the last one, where there are more."""
+    """Lines of one device, the newest first. `next` is the position of the last one, where there are more; `total` is
+    how many there are on all pages."""
 
     lines: tuple[HistoryLine, ...]
     next: int | None
+    total: int
 
 
 def read_history(device: str, *, before: int | None = None, limit: int = MAX_HISTORY_LINES) -> Call[HistoryPage]:
     """The history of a device, by its name in the whole fleet (`jobs.model.records:DeviceRecord.name_in_fleet`): all of
     it, or what comes before a position."""
 
-    def decode(reply: Sequence[bytes]) -> HistoryPage:
-        lines, positions = reply[::2], reply[1::2]
+    def decode(reply: tuple[int, Sequence[bytes]]) -> HistoryPage:
+        total, found = reply
+        lines, positions = found[::2], found[1::2]
         shown = tuple(_decoder.decode(line) for line in lines[:limit])
-        return HistoryPage(shown, int(float(positions[limit - 1])) if len(lines) > limit else None)
+        return HistoryPage(shown, int(float(positions[limit - 1])) if len(lines) > limit else None, total)
 
     return call_function(
         "read_history", decode, device=device, before="" if before is None else before, limit=limit + 1

@@ -3,12 +3,23 @@
 import json
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardyard.cli.common import AsJson, NoColor, Token, Url, connect_client, print_json, print_submitted, read_spec
+from shardyard.cli.common import (
+    AsJson,
+    NoColor,
+    Token,
+    Url,
+    connect_client,
+    parse_seconds,
+    print_json,
+    print_submitted,
+    read_spec,
+)
 from shardyard.cli.framework.commands import PlainCommand
 from shardyard.cli.framework.completion import complete_jobs, complete_pools
 from shardyard.cli.framework.references import find_job_id
@@ -39,6 +50,8 @@ EXAMPLES = "\n\n".join(
         "shardyard submit job.json --watch                     a job spec, in JSON or YAML",
         "shardyard submit job.yaml --set program.data.batch_size=64 --set labels.team=vision",
         "shardyard submit --from @last --set program.epochs=9  the spec of a job, changed",
+        "shardyard submit job.yaml --start-after 2h            or 2026-01-31T20:00",
+        "shardyard submit test.yaml --depends-on train --depends-on 8d3f0a12    when both have succeeded",
         "shardyard submit --script train.py -- --epochs 3      python train.py ...",
         "shardyard submit --module pkg.train --dir src         python -m pkg.train",
         "shardyard submit --script train.py --strategy ddp --devices 3    torchrun",
@@ -148,6 +161,27 @@ ObserveMode = Annotated[
         show_default="the spec's, or auto",
     ),
 ]
+StartAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--start-after",
+        metavar="TIME",
+        help="Do not start before: so long after the submit, as 90s, 10m, 2h, 1d; or at a time such as "
+        "2026-01-31T20:00, by this machine's clock unless it names its offset from UTC.",
+        show_default="the spec's, or at once",
+    ),
+]
+DependsOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--depends-on",
+        metavar="JOB",
+        help="Start when this job has succeeded; may be repeated. It is named by its id or a part of it, its name, or "
+        "@last.",
+        show_default="the spec's, or none",
+        autocompletion=complete_jobs,
+    ),
+]
 Yes = Annotated[
     bool,
     script_option("--yes", "-y", help="Do not ask about a directory that is large, or no project."),
@@ -189,6 +223,8 @@ def submit_command(
     follow: Watch = None,
     from_job: From = None,
     changes: Changes = None,
+    start_after: StartAfter = None,
+    depends_on: DependsOn = None,
     script: Script = None,
     module: Module = None,
     directory: Directory = None,
@@ -222,12 +258,15 @@ def submit_command(
 
     Repeating a request that got lost never makes a second job.
     """
+    start = None if start_after is None else _parse_start(start_after)
     if script is None and module is None:
         _refuse_options(_options_of_scripts(context))
         source = SpecSource(words or [], from_job, changes or [], observe)
         spec = None if from_job is not None else _read_file(source)
         with connect_client(url, token) as client:
-            return _submit_spec(spec or _read_spec_of_job(source, client), client, bool(follow), as_json)
+            spec = spec or _read_spec_of_job(source, client)
+            waits = _drop_unset(start_after=start, depends_on=_find_jobs(client, depends_on))
+            return _submit_spec(_add_fields(spec, waits), client, bool(follow), as_json)
     _refuse_two_programs(from_job, script, module)
     from shardyard.cli import scripts
     from shardyard.client.scripts import build_script_spec
@@ -246,10 +285,14 @@ def submit_command(
         **_drop_unset(nodes=nodes, strategy=strategy and strategy.value),
         **_drop_unset(observe=observe and observe.value, keep=_choose_kept(keep or None, no_keep)),
     )
-    wanted = change_spec(wanted, changes or [])
+    wanted = change_spec(wanted, changes or []) | _drop_unset(start_after=start)
     where = scripts.directory_to_send(directory)
     patterns = tuple(include or ()), tuple(exclude or ())
     code = scripts.UserProgram(script, module, where, *patterns, named=directory is not None, confirmed=yes)
+    if depends_on:
+        scripts.entry_file(code)  # a mistake in the program is told before a service is asked
+        with connect_client(url, token) as client:
+            wanted["depends_on"] = _find_jobs(client, depends_on)
     service = scripts.SubmitTarget(url, token, as_json)
     return scripts.submit_script(code, wanted, service, dry_run=dry_run, follow=follow is not False)
 
@@ -324,6 +367,37 @@ def build_spec(spec: bytes, changes: list[str]) -> bytes:
     except ValueError:
         return spec  # the service says what is wrong with it, and where
     return json.dumps(change_spec(fields, changes)).encode() if isinstance(fields, dict) else spec
+
+
+def _add_fields(spec: bytes, fields: dict[str, Any]) -> bytes:
+    """A spec with other values of some of its fields. One that is no object is left to the service, as by
+    `build_spec`."""
+    if not fields:
+        return spec
+    try:
+        known = json.loads(spec)
+    except ValueError:
+        return spec
+    return json.dumps(known | fields).encode() if isinstance(known, dict) else spec
+
+
+def _parse_start(given: str) -> float | str:
+    """Seconds after the submit, or a time with its offset from UTC. Raises InvalidRequest."""
+    try:
+        return parse_seconds(given, "--start-after")
+    except InvalidRequest:
+        pass
+    try:
+        time = datetime.fromisoformat(given)
+        return (time if time.tzinfo is not None else time.astimezone()).isoformat()
+    except (ValueError, OverflowError):
+        words = "write how long after the submit, as 90s, 10m, 2h, 1d, or a time such as 2026-01-31T20:00"
+        raise InvalidRequest(f"--start-after {given!r} is not a time; {words}") from None
+
+
+def _find_jobs(client: "Client", references: list[str] | None) -> list[str] | None:
+    """The ids of these jobs, each once. Raises NotFound, AmbiguousReference."""
+    return None if not references else list(dict.fromkeys(find_job_id(client, one) for one in references))
 
 
 def _options_of_scripts(context: typer.Context) -> list[str]:

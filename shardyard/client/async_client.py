@@ -249,6 +249,10 @@ class AsyncClient(AsyncWebhookMethods, AsyncGroupMethods):
     async def pools(self) -> list[fleet.PoolView]:
         return (await self.call(endpoints.list_pools())).pools
 
+    async def pool(self, pool: str) -> fleet.PoolView:
+        """A pool and its policy. Raises NotFound."""
+        return await self.call(endpoints.get_pool(pool))
+
     async def set_pool_policy(
         self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
     ) -> fleet.PoolView:
@@ -352,6 +356,10 @@ class AsyncClient(AsyncWebhookMethods, AsyncGroupMethods):
     async def list_secrets(self) -> list[responses.SecretView]:
         """Names and times of your secrets; their values are never shown."""
         return (await self.call(endpoints.list_secrets())).secrets
+
+    async def get_secret(self, name: str) -> responses.SecretView:
+        """When a secret was stored; its value is never shown. Raises NotFound."""
+        return await self.call(endpoints.get_secret(name))
 
     async def put_secret(self, name: str, value: str) -> responses.SecretView:
         """Store a value that jobs may name (`program.secrets`), in place of an older one of that name."""

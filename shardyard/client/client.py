@@ -247,6 +247,10 @@ class Client(WebhookMethods, GroupMethods):
     def pools(self) -> list[fleet.PoolView]:
         return self.call(endpoints.list_pools()).pools
 
+    def pool(self, pool: str) -> fleet.PoolView:
+        """A pool and its policy. Raises NotFound."""
+        return self.call(endpoints.get_pool(pool))
+
     def set_pool_policy(
         self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
     ) -> fleet.PoolView:
@@ -350,6 +354,10 @@ class Client(WebhookMethods, GroupMethods):
     def list_secrets(self) -> list[responses.SecretView]:
         """Names and times of your secrets; their values are never shown."""
         return self.call(endpoints.list_secrets()).secrets
+
+    def get_secret(self, name: str) -> responses.SecretView:
+        """When a secret was stored; its value is never shown. Raises NotFound."""
+        return self.call(endpoints.get_secret(name))
 
     def put_secret(self, name: str, value: str) -> responses.SecretView:
         """Store a value that jobs may name (`program.secrets`), in place of an older one of that name."""

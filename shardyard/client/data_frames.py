@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
 T = TypeVar("T")
+#: Rows that a terminal shows.
+SHOWN = 20
 #: Of a table without rows, too.
 METRIC_COLUMNS = ("name", "device", "step", "value", "at")
 #: Types of columns by their names, where pandas would choose another one. Int64 is an integer that may be missing.
@@ -42,6 +44,13 @@ class Rows(list[T], Generic[T]):
     def to_pandas(self) -> "pandas.DataFrame":
         """The same as a table of pandas. Raises ImportError if pandas is not installed."""
         return make_frame(self._rows(self), self._index, self._columns)
+
+    def __repr__(self) -> str:
+        from shardyard.client.notebook import format_table
+
+        rows = self._rows(self)
+        more = f"\nand {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+        return format_table(rows[:SHOWN]) + more if rows else "[]"
 
     def _repr_html_(self) -> str:
         from shardyard.client.notebook import render_table

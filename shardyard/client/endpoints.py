@@ -305,6 +305,10 @@ def list_pools() -> HttpCall[fleet.PoolList]:
     return _get_request("/v1/pools", fleet.PoolList)
 
 
+def get_pool(pool: str) -> HttpCall[fleet.PoolView]:
+    return _get_request(_build_path("pools", pool), fleet.PoolView)
+
+
 def set_pool_policy(
     pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
 ) -> HttpCall[fleet.PoolView]:
@@ -439,6 +443,10 @@ def revoke_token(token: str) -> HttpCall[None]:
 
 def list_secrets() -> HttpCall[responses.SecretList]:
     return _get_request("/v1/secrets", responses.SecretList)
+
+
+def get_secret(name: str) -> HttpCall[responses.SecretView]:
+    return _get_request(_build_path("secrets", name), responses.SecretView)
 
 
 def put_secret(name: str, value: str) -> HttpCall[responses.SecretView]:

@@ -1,4 +1,5 @@
-"""How jobs, lists and plans show themselves in a notebook. Names and messages are other people's, and are escaped."""
+"""How jobs, lists and plans show themselves in a notebook, and lists in a terminal. Names and messages are other
+people's, and are escaped."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardyard.contract.plain_text import escape_unsafe
 from shardyard.contract.responses import JobStatus, JobSummary, ListedJob, Plan
-from shardyard.formatting import format_age, format_duration, format_number, seconds_between, short_id
+from shardyard.formatting import format_age, format_duration, format_number, seconds_between, short_id, single_line
 
 if TYPE_CHECKING:
     from shardyard.client.report import SplitReport
@@ -19,6 +20,8 @@ _RUNNING: Final = "#2f6bb3"
 #: Rows of a table, and characters of a traceback, that a page shows.
 MAX_ROWS = 200
 MAX_TRACEBACK = 20_000
+#: Columns of a terminal that a cell takes at most.
+MAX_CELL = 48
 #: Between two pictures of a job that is watched.
 REDRAW_SECONDS = 0.5
 #: Of a plan; of more devices the first ones stand for all.
@@ -98,7 +101,18 @@ def _render_result(status: JobStatus) -> list[str]:
 
 def render_jobs(jobs: Sequence[JobSummary], *, more: bool) -> str:
     """A list of jobs, a line for each."""
-    rows = [
+    return render_table(_describe_jobs(jobs)) + ("<div style='opacity:.75'>and more</div>" if more else "")
+
+
+def format_jobs(jobs: Sequence[JobSummary], *, more: bool) -> str:
+    """The same as text."""
+    if not jobs:
+        return "no jobs"
+    return format_table(_describe_jobs(jobs)) + ("\nand more" if more else "")
+
+
+def _describe_jobs(jobs: Sequence[JobSummary]) -> list[dict[str, Any]]:
+    return [
         {
             "job": short_id(job.id),
             "name": job.name,
@@ -115,7 +129,6 @@ def render_jobs(jobs: Sequence[JobSummary], *, more: bool) -> str:
         }
         for job in jobs
     ]
-    return render_table(rows) + ("<div style='opacity:.75'>and more</div>" if more else "")
 
 
 def render_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -132,14 +145,32 @@ def render_table(rows: Sequence[dict[str, Any]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
+def format_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as lines of text, in columns; a column in which no row has anything is left out. What is longer than
+    `MAX_CELL` is cut."""
+    from rich.cells import cell_len, set_cell_size
+
+    names = list(dict.fromkeys(name for row in rows for name in row if row[name] not in (None, "")))
+    table = [names, *([single_line(_text_of(row.get(name))) for name in names] for row in rows)]
+    cells = [
+        [text if cell_len(text) <= MAX_CELL else set_cell_size(text, MAX_CELL - 1) + "…" for text in line]
+        for line in table
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(set_cell_size, line, widths)) for line in cells]
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def _cell(name: str, value: Any) -> str:
+    return _state(str(value)) if name == "state" and value is not None else escape(_text_of(value))
+
+
+def _text_of(value: Any) -> str:
     if value is None:
         return ""
-    if name == "state":
-        return _state(str(value))
     if isinstance(value, datetime):
-        return escape(value.astimezone().strftime("%Y-%m-%d %H:%M:%S"))
-    return escape(format_number(value) if isinstance(value, float) else str(value))
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def _state(state: str) -> str:

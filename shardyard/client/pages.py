@@ -5,19 +5,34 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from shardyard.client.data_frames import job_rows, make_frame
 from shardyard.client.job_handle import JobHandle
-from shardyard.client.notebook import render_jobs
+from shardyard.client.notebook import format_jobs, render_jobs
+from shardyard.contract.errors import ShardyardError
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
 J = TypeVar("J", bound=JobHandle)
-#: What a notebook shows of a list.
+#: What a notebook or a terminal shows of a list.
 SHOWN = 20
 
 
+class FoundJobs(list[J], Generic[J]):
+    """A part of a list of jobs, which shows itself as that does."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each job, indexed by `id`. Raises ImportError if pandas is not installed."""
+        return make_frame(job_rows([job.summary for job in self]), "id")
+
+    def __repr__(self) -> str:
+        return format_jobs([job.summary for job in self[:SHOWN]], more=len(self) > SHOWN)
+
+    def _repr_html_(self) -> str:
+        return render_jobs([job.summary for job in self[:SHOWN]], more=len(self) > SHOWN)
+
+
 class BlockingPages(Iterator[J], Generic[J]):
-    """Jobs, the newest first. `for` reads them from the first one on, each time anew; an index or a slice keeps what it
-    has read."""
+    """Jobs, the newest first. `for` reads them from the first one on, each time anew; an index, a slice, and what a
+    terminal or a notebook shows, keep what they have read."""
 
     def __init__(self, read: Callable[[], Iterator[J]]) -> None:
         self._read = read
@@ -36,10 +51,10 @@ class BlockingPages(Iterator[J], Generic[J]):
     @overload
     def __getitem__(self, index: int) -> J: ...
     @overload
-    def __getitem__(self, index: slice) -> list[J]: ...
-    def __getitem__(self, index: int | slice) -> J | list[J]:
+    def __getitem__(self, index: slice) -> FoundJobs[J]: ...
+    def __getitem__(self, index: int | slice) -> J | FoundJobs[J]:
         self._keep(_needed(index))
-        return self._kept[index]
+        return FoundJobs(self._kept[index]) if isinstance(index, slice) else self._kept[index]
 
     def _keep(self, count: int | None) -> None:
         if self._rest is None:
@@ -54,9 +69,15 @@ class BlockingPages(Iterator[J], Generic[J]):
         """A row for each job, indexed by `id`. Raises ImportError if pandas is not installed."""
         return make_frame(job_rows([job.summary for job in self]), "id")
 
+    def __repr__(self) -> str:
+        """The first jobs. An error is part of it: a debugger asks for this, too."""
+        try:
+            return repr(self[: SHOWN + 1])
+        except ShardyardError as error:
+            return f"<{type(self).__name__}: {error}>"
+
     def _repr_html_(self) -> str:
-        shown = self[: SHOWN + 1]
-        return render_jobs([job.summary for job in shown[:SHOWN]], more=len(shown) > SHOWN)
+        return self[: SHOWN + 1]._repr_html_()
 
 
 class AwaitedPages(AsyncIterator[J], Generic[J]):
@@ -77,7 +98,7 @@ class AwaitedPages(AsyncIterator[J], Generic[J]):
     @overload
     def __getitem__(self, index: int) -> Awaitable[J]: ...
     @overload
-    def __getitem__(self, index: slice) -> Awaitable[list[J]]: ...
+    def __getitem__(self, index: slice) -> Awaitable[FoundJobs[J]]: ...
     def __getitem__(self, index: int | slice) -> Awaitable[Any]:
         return self._get(index)
 
@@ -87,7 +108,11 @@ class AwaitedPages(AsyncIterator[J], Generic[J]):
             kept.append(job)
             if count is not None and len(kept) >= count:
                 break
-        return kept[index]
+        return FoundJobs(kept[index]) if isinstance(index, slice) else kept[index]
+
+    def __repr__(self) -> str:
+        """What to do with it: it asks the service only in what is awaited."""
+        return f"<{type(self).__name__} of jobs: await jobs[:{SHOWN}], or async for job in jobs>"
 
     async def to_pandas(self) -> "pandas.DataFrame":
         """A row for each job, indexed by `id`. Raises ImportError if pandas is not installed."""

@@ -82,6 +82,8 @@ class ScriptOptions(TypedDict, total=False):
     keep: Sequence[str]  # which of its files are kept, as patterns of .gitignore; empty: none
     artifact_bytes: int  # largest size of these files together
     observe: str  # when shard lines are logged: auto, every or off
+    start_after: float | str  # seconds after the submit, or a time with its offset from UTC
+    depends_on: Sequence[str]  # ids of jobs that must have succeeded before it starts
 
 
 def pack_program(
@@ -120,6 +122,8 @@ def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]
         "pool": say("pool"),
         "priority": say("priority") or None,
         "observe": say("observe"),
+        "start_after": say("start_after"),
+        "depends_on": list(say("depends_on") or ()),
         "labels": dict(say("labels") or {}),
         "resources": {"devices": say("devices", 1), "nodes": say("nodes")},
         "parallelism": {"strategy": say("strategy") or ("ddp" if (say("nodes") or 1) > 1 else "single")},

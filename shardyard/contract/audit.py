@@ -33,7 +33,11 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AuditPage(Answer, frozen=True):
     """`next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a
-    request searches only so much."""
+    request searches only so much. `total` is how many entries are known of when the first page is read: all, unless
+    `total_is_exact` is false, and on later pages None. `links` has `self` and, unless this is the last page, `next`."""
 
     entries: list[AuditEntry]
     next: str | None = None
+    total: int | None = None
+    total_is_exact: bool = True
+    links: dict[str, str] = msgspec.field(default_factory=dict)

@@ -51,7 +51,7 @@ class DeviceHistoryLine(Answer, frozen=True, kw_only=True):
 
 class DeviceHistory(Answer, frozen=True, kw_only=True):
     """The history of a device, the newest line first. `node` and `label` are where it is now; they are empty if it is
-    on no node that the service knows. `next` is the cursor of the following page."""
+    on no node that the service knows. `next` is the cursor of the following page, `total` the lines of all pages."""
 
     id: str
     node: str = ""
@@ -61,6 +61,7 @@ class DeviceHistory(Answer, frozen=True, kw_only=True):
     suspected: str | None = None
     lines: list[DeviceHistoryLine]
     next: str | None = None
+    total: int | None = None
     links: dict[str, str] = msgspec.field(default_factory=dict)  # self, and next unless this is the last page
 
 
@@ -88,6 +89,7 @@ class DeviceUseList(Answer, frozen=True, kw_only=True):
 
     since: datetime
     devices: list[DeviceUses]
+    total: int | None = None
 
 
 class BoxRightView(Answer, frozen=True, kw_only=True):
@@ -152,6 +154,7 @@ class NodeView(Answer, frozen=True, kw_only=True):
 
 class NodeList(Answer, frozen=True):
     nodes: list[NodeView]
+    total: int | None = None
 
 
 class BlockView(Answer, frozen=True, kw_only=True):
@@ -202,3 +205,4 @@ class PoolView(Answer, frozen=True, kw_only=True):
 
 class PoolList(Answer, frozen=True):
     pools: list[PoolView]
+    total: int | None = None

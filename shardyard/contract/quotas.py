@@ -29,3 +29,4 @@ class QuotaView(Answer, frozen=True, kw_only=True):
 
 class QuotaList(Answer, frozen=True):
     quotas: list[QuotaView]
+    total: int | None = None

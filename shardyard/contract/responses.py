@@ -184,13 +184,17 @@ class JobList(Answer, frozen=True):
 
 class JobTable(Answer, frozen=True):
     """Jobs as rows of a table, newest first. `values` has a list for each job, with a value for each of `columns`:
-    text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen."""
+    text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen.
+    `total` and `links` are those of a `JobList`."""
 
     columns: list[str]
     jobs: list[ListedJob]
     values: list[list[Any]]
     counts: dict[str, int]
     next: str | None = None
+    total: int | None = None
+    total_is_exact: bool = True
+    links: dict[str, str] = {}
 
 
 class JobColumn(Answer, frozen=True):
@@ -204,6 +208,7 @@ class JobColumn(Answer, frozen=True):
 
 class JobColumnList(Answer, frozen=True):
     columns: list[JobColumn]
+    total: int | None = None
 
 
 class CancelledJobs(msgspec.Struct, kw_only=True):
@@ -232,6 +237,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
 
 class AttemptList(Answer, frozen=True):
     attempts: list[AttemptView]
+    total: int | None = None
 
 
 class Plan(Answer, frozen=True, kw_only=True):
@@ -280,6 +286,7 @@ class ProfileList(Answer, frozen=True):
     """The profiles of an attempt, in the order in which they were asked for."""
 
     profiles: list[ProfileView]
+    total: int | None = None
 
 
 class ArtifactView(Answer, frozen=True):
@@ -310,6 +317,7 @@ class ArtifactList(Answer, frozen=True, kw_only=True):
 
     attempt: int = 0
     artifacts: list[ArtifactView]
+    total: int | None = None
     truncated: bool = False
     left_out: list[LeftOutFiles] = []
 
@@ -447,6 +455,7 @@ class NewToken(TokenView, frozen=True, kw_only=True):
 
 class TokenList(Answer, frozen=True):
     tokens: list[TokenView]
+    total: int | None = None
 
 
 class SecretView(Answer, frozen=True, kw_only=True):
@@ -459,6 +468,7 @@ class SecretView(Answer, frozen=True, kw_only=True):
 
 class SecretList(Answer, frozen=True):
     secrets: list[SecretView]
+    total: int | None = None
 
 
 class SignInCode(Answer, frozen=True, kw_only=True):

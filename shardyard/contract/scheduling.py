@@ -28,6 +28,7 @@ class ShareView(Answer, frozen=True, kw_only=True):
 
 class ShareList(Answer, frozen=True):
     shares: list[ShareView]
+    total: int | None = None
 
 
 class JobsAheadView(Answer, frozen=True, kw_only=True):

@@ -102,6 +102,7 @@ class NewWebhook(WebhookView, frozen=True, kw_only=True):
 
 class WebhookList(Answer, frozen=True):
     webhooks: list[WebhookView]
+    total: int | None = None
 
 
 class DeliveryView(Answer, frozen=True, kw_only=True):
@@ -121,10 +122,11 @@ class DeliveryView(Answer, frozen=True, kw_only=True):
 
 
 class DeliveryList(Answer, frozen=True, kw_only=True):
-    """Deliveries, the newest first."""
+    """Deliveries, the newest first. `total` is how many of that state there are on all pages."""
 
     deliveries: list[DeliveryView]
     next_cursor: str | None = None
+    total: int | None = None
     links: dict[str, str] = msgspec.field(default_factory=dict)  # self, and next unless this is the last page
 
 

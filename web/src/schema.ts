@@ -18,6 +18,8 @@ export interface components {
             attempt: number;
             /** @description files of the attempt */
             artifacts: components["schemas"]["ArtifactView"][];
+            /** @description how many files are listed; there are more where `truncated` says so */
+            total: number | null;
             /** @description whether there are more than this shows */
             truncated: boolean;
             /** @description what was not kept, and why */
@@ -41,6 +43,8 @@ export interface components {
         AttemptList: {
             /** @description attempts, the oldest first */
             attempts: components["schemas"]["AttemptView"][];
+            /** @description how many attempts the job has had */
+            total: number | null;
         };
         /**
          * AttemptState
@@ -144,13 +148,21 @@ export interface components {
         };
         /**
          * AuditPage
-         * @description `next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a request searches only so much.
+         * @description `next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a request searches only so much. `total` is how many entries are known of when the first page is read: all, unless `total_is_exact` is false, and on later pages None. `links` has `self` and, unless this is the last page, `next`.
          */
         AuditPage: {
             /** @description entries, in the order that was asked for */
             entries: components["schemas"]["AuditEntry"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description entries that are known of; null on later pages */
+            total: number | null;
+            /** @description false: there may be more than `total` */
+            total_is_exact: boolean;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
         };
         /**
          * Balance
@@ -563,13 +575,15 @@ export interface components {
         };
         /**
          * DeliveryList
-         * @description Deliveries, the newest first.
+         * @description Deliveries, the newest first. `total` is how many of that state there are on all pages.
          */
         DeliveryList: {
             /** @description deliveries, the newest first */
             deliveries: components["schemas"]["DeliveryView"][];
             /** @description cursor of the following page; null at the end */
             next_cursor: string | null;
+            /** @description deliveries of that state on all pages */
+            total: number | null;
             /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
@@ -627,7 +641,7 @@ export interface components {
         };
         /**
          * DeviceHistory
-         * @description The history of a device, the newest line first. `node` and `label` are where it is now; they are empty if it is on no node that the service knows. `next` is the cursor of the following page.
+         * @description The history of a device, the newest line first. `node` and `label` are where it is now; they are empty if it is on no node that the service knows. `next` is the cursor of the following page, `total` the lines of all pages.
          */
         DeviceHistory: {
             /** @description id */
@@ -646,6 +660,8 @@ export interface components {
             lines: components["schemas"]["DeviceHistoryLine"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description lines on all pages */
+            total: number | null;
             /** @description addresses of what belongs to it, by name */
             links: {
                 [key: string]: string;
@@ -868,6 +884,8 @@ export interface components {
             since: string;
             /** @description devices */
             devices: components["schemas"]["DeviceUses"][];
+            /** @description how many devices there are; the list has the first 1,024 */
+            total: number | null;
         };
         /**
          * DeviceUses
@@ -1204,6 +1222,8 @@ export interface components {
         JobColumnList: {
             /** @description columns that a table of the caller's jobs can have */
             columns: components["schemas"]["JobColumn"][];
+            /** @description how many columns these are */
+            total: number | null;
         };
         /**
          * JobExplanation
@@ -1482,7 +1502,7 @@ export interface components {
         };
         /**
          * JobTable
-         * @description Jobs as rows of a table, newest first. `values` has a list for each job, with a value for each of `columns`: text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen.
+         * @description Jobs as rows of a table, newest first. `values` has a list for each job, with a value for each of `columns`: text, a number, true or false, or `None`. `counts` are all jobs that there are, by state, whatever was chosen. `total` and `links` are those of a `JobList`.
          */
         JobTable: {
             /** @description names of the columns */
@@ -1497,6 +1517,14 @@ export interface components {
             };
             /** @description cursor of the following page; null at the end */
             next: string | null;
+            /** @description how many jobs match; null: not known */
+            total: number | null;
+            /** @description false: more than `total` match */
+            total_is_exact: boolean;
+            /** @description addresses of what belongs to it, by name */
+            links: {
+                [key: string]: string;
+            };
         };
         /**
          * JobsAheadView
@@ -1886,6 +1914,8 @@ export interface components {
         NodeList: {
             /** @description nodes */
             nodes: components["schemas"]["NodeView"][];
+            /** @description how many nodes there are */
+            total: number | null;
         };
         /**
          * NodeMeasures
@@ -2181,6 +2211,8 @@ export interface components {
         PoolList: {
             /** @description pools */
             pools: components["schemas"]["PoolView"][];
+            /** @description how many pools there are */
+            total: number | null;
         };
         /**
          * PoolPolicyRequest
@@ -2361,6 +2393,8 @@ export interface components {
         ProfileList: {
             /** @description profiles, in the order in which they were asked for */
             profiles: components["schemas"]["ProfileView"][];
+            /** @description how many profiles the attempt has */
+            total: number | null;
         };
         /**
          * ProfileRequestBody
@@ -2451,6 +2485,8 @@ export interface components {
         QuotaList: {
             /** @description quotas */
             quotas: components["schemas"]["QuotaView"][];
+            /** @description how many quotas these are */
+            total: number | null;
         };
         /**
          * QuotaRequest
@@ -3127,6 +3163,8 @@ export interface components {
         SecretList: {
             /** @description secrets, without their values */
             secrets: components["schemas"]["SecretView"][];
+            /** @description how many secrets the tenant has */
+            total: number | null;
         };
         /**
          * SecretRequest
@@ -3173,6 +3211,8 @@ export interface components {
         ShareList: {
             /** @description shares of tenants */
             shares: components["schemas"]["ShareView"][];
+            /** @description how many tenants these are */
+            total: number | null;
         };
         /**
          * ShareRequest
@@ -3551,6 +3591,8 @@ export interface components {
         TokenList: {
             /** @description tokens, without their secrets */
             tokens: components["schemas"]["TokenView"][];
+            /** @description how many tokens the tenant has */
+            total: number | null;
         };
         /**
          * TokenView
@@ -3773,6 +3815,8 @@ export interface components {
         WebhookList: {
             /** @description webhooks, without their secrets */
             webhooks: components["schemas"]["WebhookView"][];
+            /** @description how many webhooks the tenant has */
+            total: number | null;
         };
         /**
          * WebhookRotation

@@ -1,9 +1,9 @@
-"""Which methods a path has: HEAD wherever it has GET, and all of its routes in the header Allow."""
+"""Which methods a path has: HEAD wherever it has GET, OPTIONS everywhere, and all of its routes in the header Allow."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,6 +38,23 @@ class HeadMiddleware:
             scope["method"] = "HEAD"
 
 
+class OptionsMiddleware:
+    """Answers OPTIONS at each path that leads to a route, whoever asks: it says what the public OpenAPI document says,
+    and nothing of what is at the path."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[APIRoute]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            allowed = allowed_methods(self._routes, scope["path"])
+            if allowed:
+                app = Response(status_code=204, headers={"Allow": ", ".join(allowed)})
+        await app(scope, receive, send)
+
+
 def is_head(scope: Mapping[str, Any]) -> bool:
     """Whether a request for a route of GET wants no body: one that is long, or has no end, need not be made."""
     return _HEAD in scope
@@ -48,6 +65,8 @@ def routes_of(routers: Iterable[APIRouter]) -> list[APIRoute]:
 
 
 def allowed_methods(routes: Iterable[APIRoute], path: str) -> list[str]:
-    """Methods of all routes that a path leads to."""
+    """Methods of all routes that a path leads to, with those that every route has; none where there is no route."""
     found = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
-    return sorted(found | {"HEAD"} if "GET" in found and ("GET", path) not in CHANGES else found)
+    if "GET" in found and ("GET", path) not in CHANGES:
+        found.add("HEAD")
+    return sorted(found | {"OPTIONS"}) if found else []

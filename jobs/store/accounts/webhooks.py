@@ -111,6 +111,12 @@ class DeliveryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliveryPage:
+    deliveries: tuple[DeliveryRecord, ...]
+    total: int  # of that part, on all pages
+
+
+@dataclass(frozen=True, slots=True)
 class TakenDelivery:
     """An event that is to be sent now, for the `tries`th time."""
 
@@ -288,20 +294,22 @@ def post_finding(attempt: AttemptId, claimant: str, finding: PostedFinding) -> C
 
 def list_deliveries(
     tenant: str, webhook: str, part: DeliveryPart, *, before: str = "", limit: int = MAX_LISTED
-) -> Call[tuple[DeliveryRecord, ...]]:
+) -> Call[DeliveryPage]:
     """The newest deliveries of a webhook, or those before one of them. Raises NotFound on execution."""
 
-    def decode(reply: Sequence[Any] | None) -> tuple[DeliveryRecord, ...]:
+    def decode(reply: Sequence[Any] | None) -> DeliveryPage:
         if reply is None:
             raise unknown_webhook(webhook)
-        return tuple(
+        total, *listed = reply
+        found = tuple(
             DeliveryRecord(
                 delivery.decode(),
                 msgspec.json.decode(event, type=StoredEvent),
                 msgspec.json.decode(state, type=DeliveryState),
             )
-            for delivery, event, state in reply
+            for delivery, event, state in listed
         )
+        return DeliveryPage(found, total)
 
     return call_function("list_deliveries", decode, tenant=tenant, id=webhook, part=part, before=before, limit=limit)
 

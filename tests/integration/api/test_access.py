@@ -115,7 +115,8 @@ async def test_only_an_administrator_handles_tokens_and_drains_nodes(api: Api) -
         if path.startswith(("/v1/tokens", "/v1/quotas/")) or path.endswith(
             ("/drain", "/quarantine", "/v1/pools/default", "/v1/shares")
         ):
-            assert (await api.client.request(method, path, headers=submitter)).status_code == 403
+            answer = await api.client.request(method, path, headers=submitter)
+            assert answer.status_code == (200 if (method, path) == ("GET", "/v1/pools/default") else 403), path
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert node["draining"] is False
 

@@ -109,6 +109,7 @@ async def test_a_job_that_has_not_started_has_no_files(api: Api) -> None:
     assert await api.get(f"/v1/jobs/{job}/artifacts") == {
         "attempt": 0,
         "artifacts": [],
+        "total": 0,
         "truncated": False,
         "left_out": [],
     }

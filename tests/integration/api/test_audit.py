@@ -209,6 +209,19 @@ async def test_pages_follow_each_other_in_both_orders(api: Api, settings: Settin
         assert seen == wanted
 
 
+async def test_a_page_says_how_many_entries_are_known_and_where_it_goes_on(api: Api) -> None:
+    for name in ("one", "two", "three"):
+        await api.client.post("/v1/tokens", json={"name": name, "scopes": ["read"]})
+    first = await api.client.get("/v1/audit?limit=2&action=token_created")
+    page = first.json()
+    assert (len(page["entries"]), page["total"], page["total_is_exact"]) == (2, 2, False)
+    assert first.links["next"]["url"] == page["links"]["next"]
+    rest = await api.get(page["links"]["next"])
+    assert (len(rest["entries"]), rest["total"], rest["links"].keys()) == (1, None, {"self"})
+    whole = await api.get("/v1/audit?action=token_created")
+    assert (len(whole["entries"]), whole["total"], whole["total_is_exact"]) == (3, 3, True)
+
+
 async def test_times_and_tokens_select_entries(api: Api) -> None:
     other = api.token(Scope.ADMIN)
     for headers in (None, other, None):

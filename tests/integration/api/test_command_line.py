@@ -176,6 +176,24 @@ def test_artifacts_are_listed_and_saved(
     control.close()
 
 
+def test_a_job_waits_for_others_that_are_named_in_any_way(
+    job: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = tmp_path / "second.json"
+    second.write_text(json.dumps(a_spec_body(3) | {"name": "the-second", "depends_on": ["0198c2f0"]}))
+    args = ("--depends-on", job[-8:], "--depends-on", job, "--start-after", "1h", "--json")
+    assert run("submit", str(second), *args) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["spec"]["depends_on"], made["spec"]["start_after"]) == ([job], 3600.0)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("print('hello')")
+    options = ("--script", "train.py", "--dir", str(tmp_path / "project"), "--no-watch", "--json")
+    assert run("submit", *options, "--depends-on", "the-second", "--depends-on", "@last") == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["depends_on"] == [made["id"]]
+    assert run("submit", spec, "--depends-on", "no-such-job") == 4
+    assert "no-such-job" in capsys.readouterr().err
+
+
 def test_a_script_is_uploaded_once_and_its_job_names_the_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

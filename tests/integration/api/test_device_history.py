@@ -55,6 +55,7 @@ async def test_pages_follow_each_other(api: Api) -> None:
     first = await history(api, "host-a:cpu:0", params={"limit": 2})
     rest = await history(api, "host-a:cpu:0", params={"limit": 2, "cursor": first["next"]})
     assert [line["job"] for line in first["lines"] + rest["lines"]] == ["job-2", "job-1", "job-0"]
+    assert (first["total"], rest["total"]) == (3, 3)
     assert rest["next"] is None
     wrong = await api.client.get("/v1/devices/host-a:cpu:0/history", params={"cursor": "?"})
     assert (wrong.status_code, wrong.json()["code"]) == (400, "malformed_cursor")

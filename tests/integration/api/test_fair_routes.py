@@ -93,6 +93,7 @@ PLAIN = frozenset(
         *("GET /v1/jobs/{job}", "DELETE /v1/jobs/{job}", "GET /v1/jobs/{job}/attempts", "GET /v1/jobs/{job}/explain"),
         *("GET /v1/jobs/{job}/splits/diff", "GET /v1/jobs/{job}/artifacts", "GET /v1/jobs/{job}/profiles"),
         *("GET /v1/jobs/{job}/artifacts/{path:path}", "GET /v1/bundles/{bundle}", "GET /v1/pools", "GET /v1/nodes"),
+        *("GET /v1/pools/{pool}", "GET /v1/secrets/{secret}"),
         "DELETE /v1/bundles/{bundle}",
         *(
             "DELETE /v1/pools/{pool}/blocks/{block}",

@@ -70,10 +70,10 @@ async def test_head_does_not_sign_anybody_in(api: Api) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/v1/jobs", "GET, HEAD, POST"),
-        ("PUT", "/v1/jobs/resolve", "DELETE, GET, HEAD"),
-        ("PATCH", "/v1/pools/default", "PUT"),
-        ("POST", "/v1/sign-in/oidc/callback", "GET"),
+        ("PUT", "/v1/jobs", "GET, HEAD, OPTIONS, POST"),
+        ("PUT", "/v1/jobs/resolve", "DELETE, GET, HEAD, OPTIONS"),
+        ("PATCH", "/v1/pools/default", "GET, HEAD, OPTIONS, PUT"),
+        ("POST", "/v1/sign-in/oidc/callback", "GET, OPTIONS"),
         ("POST", "/v1/nodes/a/devices/0/quarantine/x", None),
     ],
 )
@@ -83,6 +83,20 @@ async def test_allow_has_the_methods_of_all_routes_of_a_path(
     answer = await api.client.request(method, path)
     assert answer.headers.get("allow") == allowed
     assert answer.status_code == (404 if allowed is None else 405)
+    asked = await api.client.options(path)
+    assert (asked.status_code, asked.headers.get("allow")) == (404 if allowed is None else 204, allowed)
+
+
+async def test_options_tells_nobody_what_there_is_and_lets_no_other_page_in(api: Api) -> None:
+    api.node()
+    ours, unknown = await api.submit(), "019a0000-0000-7000-8000-000000000000"
+    preflight = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "DELETE"}
+    for headers in ({}, {"Authorization": ""}, {"Authorization": "Bearer guess"}, preflight):
+        answers = [await api.client.options(f"/v1/jobs/{job}", headers=headers) for job in (ours, unknown, "no id")]
+        for answer in answers:
+            assert (answer.status_code, answer.content) == (204, b""), headers
+            assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
+            assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize(

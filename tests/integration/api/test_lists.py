@@ -97,3 +97,26 @@ async def test_a_log_is_searched_as_a_whole_and_read_from_any_line(api: Api) -> 
     assert [line["seq"] for line in page["lines"]] == [4320, 4321, 4322]
     page = await api.get(f"/v1/jobs/{job}/logs?device=0&after={page['next']}&from_line=1&limit=1")
     assert [line["seq"] for line in page["lines"]] == [4323]
+
+
+async def test_a_list_that_comes_whole_says_how_many_it_has(api: Api) -> None:
+    api.node(devices=2)
+    api.node(devices=1, node="host-b", pool="other")
+    job = await api.submit()
+    await running(api, job)
+    paths_and_totals = {
+        "/v1/pools": 2,
+        "/v1/nodes": 2,
+        "/v1/devices/use": 3,
+        "/v1/tokens": 0,
+        "/v1/quota": 2,
+        "/v1/shares": 1,
+        f"/v1/jobs/{job}/attempts": 1,
+        f"/v1/jobs/{job}/artifacts": 0,
+    }
+    for path, total in paths_and_totals.items():
+        answer = await api.get(path)
+        (found,) = (value for name, value in answer.items() if isinstance(value, list) and name != "left_out")
+        assert (answer["total"], len(found)) == (total, total), path
+    columns = await api.get("/v1/jobs/columns")
+    assert columns["total"] == len(columns["columns"]) > 0

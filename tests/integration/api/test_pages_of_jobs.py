@@ -8,6 +8,8 @@ import pytest
 from api.background import retention
 from api.jobs import list_order
 from jobs import store
+from jobs.model.settings import Settings
+from jobs.support import secret_keys
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
@@ -181,14 +183,62 @@ async def test_an_archived_job_has_its_version_too(api: Api) -> None:
 
 @pytest.mark.parametrize(
     ("path", "first", "second"),
-    [("/v1/quotas/acme", {"jobs": 1}, {"jobs": 2}), ("/v1/shares/acme", {"weight": 2}, {"weight": 3})],
+    [
+        ("/v1/quotas/acme", {"jobs": 1}, {"jobs": 2}),
+        ("/v1/shares/acme", {"weight": 2}, {"weight": 3}),
+        ("/v1/pools/default", {"network": "host"}, {"box": "full"}),
+        ("/v1/secrets/hf", {"value": "the-value-of-one"}, {"value": "the-value-of-two"}),
+    ],
 )
 async def test_two_administrators_do_not_overwrite_each_other(
-    api: Api, path: str, first: dict[str, Any], second: dict[str, Any]
+    api: Api, settings: Settings, path: str, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
+    api.node()
+    secret_keys.create_key_file(settings.secret_keys())
+    if path == "/v1/secrets/hf":
+        early = await api.client.put(path, json=first, headers={"If-Match": "*"})
+        assert (early.status_code, (await api.client.get(path)).status_code) == (412, 404)
+        await api.client.put(path, json=first)
     tag = (await api.client.get(path)).headers["etag"]
     assert (await api.client.put(path, json=first, headers={"If-Match": tag})).status_code == 200
     late = await api.client.put(path, json=second, headers={"If-Match": tag})
     assert (late.status_code, late.json()["code"]) == (412, "precondition_failed")
     tag = (await api.client.get(path)).headers["etag"]
     assert (await api.client.put(path, json=second, headers={"If-Match": tag})).status_code == 200
+
+
+async def test_a_pool_is_as_it_was_while_its_policy_is(api: Api) -> None:
+    assert (await api.client.get("/v1/pools/default")).json()["code"] == "not_found"
+    api.node()
+    seen = await api.client.get("/v1/pools/default")
+    assert seen.json() == (await api.get("/v1/pools"))["pools"][0]
+    tag = seen.headers["etag"]
+    assert (await api.client.get("/v1/pools/default", headers={"If-None-Match": tag})).status_code == 304
+    await api.submit()
+    later = await api.client.get("/v1/pools/default", headers={"If-None-Match": tag})
+    assert (later.status_code, later.headers["etag"] != tag) == (200, True)
+    answer = await api.client.put("/v1/pools/default", json={"preempt": True}, headers={"If-Match": tag})
+    assert (answer.status_code, answer.json()["preempt"]) == (200, True)
+    for stale in (tag, later.headers["etag"], "", '"x"'):
+        answer = await api.client.put("/v1/pools/default", json={}, headers={"If-Match": stale})
+        assert (answer.status_code, answer.json()["code"]) == (412, "precondition_failed"), stale
+    assert (await api.client.put("/v1/pools/default", json={}, headers={"If-Match": "*"})).status_code == 200
+
+
+async def test_what_is_taken_away_or_replaced_is_what_the_client_has_seen(api: Api, settings: Settings) -> None:
+    secret_keys.create_key_file(settings.secret_keys())
+    await api.client.put("/v1/quotas/acme", json={"jobs": 1})
+    await api.client.put("/v1/secrets/hf", json={"value": "a-long-value"})
+    made = await api.client.post("/v1/webhooks", json={"url": "https://hooks.example/x", "events": ["*"]})
+    webhook = f"/v1/webhooks/{made.json()['id']}"
+    for method, path, change in (
+        ("DELETE", "/v1/quotas/acme", ""),
+        ("DELETE", "/v1/secrets/hf", ""),
+        ("POST", webhook, "/rotate"),
+        ("DELETE", webhook, ""),
+    ):
+        tag = (await api.client.get(path)).headers["etag"]
+        stale = await api.client.request(method, path + change, headers={"If-Match": 'W/"0.abc"'})
+        assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed"), path
+        assert (await api.client.get(path)).headers["etag"] == tag
+        assert (await api.client.request(method, path + change, headers={"If-Match": tag})).is_success, path

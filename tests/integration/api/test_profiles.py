@@ -25,7 +25,7 @@ async def a_running_job(api: Api) -> store.AttemptId:
 async def test_a_profile_is_listed_from_the_request_to_its_traces(api: Api) -> None:
     attempt = await a_running_job(api)
     path = f"/v1/jobs/{attempt.job}/profile"
-    assert (await api.get(f"{path}s")) == {"profiles": []}
+    assert (await api.get(f"{path}s")) == {"profiles": [], "total": 0}
     answer = await api.client.post(path, json={"steps": 7})
     assert (answer.status_code, answer.json()["number"], answer.json()["steps"]) == (202, 1, 7)
     again = await api.client.post(path)

@@ -46,12 +46,12 @@ async def test_a_secret_is_stored_listed_and_deleted_and_its_value_is_never_show
     again = await put(api, "hf", VALUE + "!")
     assert (again.status_code, again.json()["created_at"]) == (200, made.json()["created_at"])
     assert stored(api, key_file, "hf") == VALUE + "!"
-    assert await api.get("/v1/secrets") == {"secrets": [again.json()]}
+    assert await api.get("/v1/secrets") == {"secrets": [again.json()], "total": 1}
     assert VALUE not in made.text + again.text
     assert VALUE.encode() not in b"".join(api.control.client.dump(key) or b"" for key in api.control.client.keys("*"))
     assert (await api.client.delete("/v1/secrets/hf")).status_code == 204
     assert (await api.client.delete("/v1/secrets/hf")).json()["code"] == "not_found"
-    assert await api.get("/v1/secrets") == {"secrets": []}
+    assert await api.get("/v1/secrets") == {"secrets": [], "total": 0}
 
 
 async def test_tenants_have_secrets_of_their_own(api: Api, key_file: Path) -> None:
@@ -124,7 +124,7 @@ async def test_without_a_key_the_answer_says_what_to_do(api: Api, settings: Sett
     answer = await put(api, "hf")
     assert (answer.status_code, answer.json()["code"]) == (503, "secret_key_unusable")
     assert f"`shardyard secret new-key {settings.secret_keys()}`" in answer.json()["detail"]
-    assert (await api.get("/v1/secrets")) == {"secrets": []}
+    assert (await api.get("/v1/secrets")) == {"secrets": [], "total": 0}
 
 
 async def test_secrets_are_encrypted_with_a_new_key_and_then_need_the_older_one_no_more(

@@ -35,9 +35,9 @@ async def test_a_tenant_sees_its_own_share_and_only_the_operator_those_of_others
         answer = await api.client.request(method, path, json={"weight": 9}, headers=acme)
         assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), path
     await api.client.put("/v1/shares/later", json={"weight": 0.5})
-    assert (await api.get("/v1/shares")) == {"shares": [{"tenant": "later", "weight": 0.5, "pools": []}]}
+    assert (await api.get("/v1/shares")) == {"shares": [{"tenant": "later", "weight": 0.5, "pools": []}], "total": 1}
     await api.client.put("/v1/shares/later", json={"weight": 1})
-    assert (await api.get("/v1/shares")) == {"shares": []}
+    assert (await api.get("/v1/shares")) == {"shares": [], "total": 0}
 
 
 @pytest.mark.parametrize("body", [{}, {"weight": 0}, {"weight": 1001}, {"weight": "a lot"}, {"weight": 1, "more": 1}])
@@ -45,4 +45,4 @@ async def test_a_weight_that_makes_no_sense_is_refused_with_its_field(api: Api, 
     answer = await api.client.put("/v1/shares/acme", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert {wrong["field"] for wrong in answer.json()["errors"]} <= {"weight", "more"}
-    assert (await api.get("/v1/shares")) == {"shares": []}
+    assert (await api.get("/v1/shares")) == {"shares": [], "total": 0}

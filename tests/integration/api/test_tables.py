@@ -46,11 +46,15 @@ async def test_a_status_names_the_tenant_and_the_owner_as_a_table_does(api: Api)
 async def test_a_table_is_read_page_by_page_and_filtered_as_a_list_is(api: Api) -> None:
     jobs = [await api.submit(name=f"job-{number}", labels={"even": str(number % 2 == 0)}) for number in range(5)]
     page = await api.get("/v1/jobs/table?limit=2&columns=owner")
-    assert [job["id"] for job in page["jobs"]] == jobs[:2:-1]
+    assert ([job["id"] for job in page["jobs"]], page["total"], page["total_is_exact"]) == (jobs[:2:-1], 5, True)
     rest = await api.get(f"/v1/jobs/table?limit=10&cursor={page['next']}")
     assert ([job["id"] for job in rest["jobs"]], rest["next"]) == (jobs[2::-1], None)
+    following = await api.client.get(page["links"]["next"])
+    assert ([job["id"] for job in following.json()["jobs"]], following.json()["columns"]) == (jobs[2:0:-1], ["owner"])
+    assert following.links["next"]["url"] == following.json()["links"]["next"]
     even = await api.get("/v1/jobs/table?label=even%3DTrue")
-    assert [job["name"] for job in even["jobs"]] == ["job-4", "job-2", "job-0"]
+    assert ([job["name"] for job in even["jobs"]], even["total"]) == (["job-4", "job-2", "job-0"], 3)
+    assert even["links"] == {"self": "/v1/jobs/table?label=even%3DTrue"}
 
 
 async def test_columns_that_the_newest_jobs_have_are_listed_with_what_they_hold(api: Api) -> None:

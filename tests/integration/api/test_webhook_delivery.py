@@ -218,7 +218,7 @@ async def test_what_cannot_be_delivered_is_a_dead_letter_that_can_be_sent_again(
         (job,) = bench.cancelled_jobs(1)
         await bench.wait_until(dead=2)
         assert len(receiver.requests) == 6
-        dead = bench.world.run(webhooks.list_deliveries("default", "wh_1", "dead"))
+        dead = bench.world.run(webhooks.list_deliveries("default", "wh_1", "dead")).deliveries
         assert [(row.event.data["state"], row.state.status, row.state.problem) for row in dead] == [
             ("cancelled", 500, "it answered 500"),
             ("queued", 500, "it answered 500"),

@@ -41,7 +41,9 @@ def add(bench: Bench, form: str, target: WebhookTarget, url: str = "mailto:x") -
 
 
 def last_delivery(bench: Bench) -> DeliveryRecord:
-    found: DeliveryRecord = bench.world.run(webhooks.list_deliveries("default", "wh_1", "all", before="", limit=1))[0]
+    found: DeliveryRecord = bench.world.run(
+        webhooks.list_deliveries("default", "wh_1", "all", before="", limit=1)
+    ).deliveries[0]
     return found
 
 

@@ -74,7 +74,7 @@ async def test_a_webhook_shows_its_secret_once(api: Api, key_file: Path) -> None
         ["job.failed", "node.*"],
         True,
     )
-    assert await api.get("/v1/webhooks") == {"webhooks": [made]}
+    assert await api.get("/v1/webhooks") == {"webhooks": [made], "total": 1}
     assert await api.get(f"/v1/webhooks/{made['id']}") == made
     record = api.control.run(webhooks.read_webhook("default", made["id"]))
     assert unseal_secrets(key_file, record).secret == secret
@@ -232,7 +232,7 @@ async def test_tenants_do_not_meet(lonely: Api) -> None:
     path = f"/v1/webhooks/{made['id']}"
     posted = (await lonely.client.post(f"{path}/test")).json()["delivery"]
     theirs = lonely.token(Scope.SUBMIT, tenant="rival")
-    assert await lonely.get("/v1/webhooks", headers=theirs) == {"webhooks": []}
+    assert await lonely.get("/v1/webhooks", headers=theirs) == {"webhooks": [], "total": 0}
     for method, rest in (
         ("GET", ""),
         ("DELETE", ""),
@@ -259,7 +259,7 @@ async def test_a_token_that_may_only_read_sees_webhooks_and_changes_none(lonely:
 async def test_without_a_key_a_webhook_is_refused(api: Api, key_file: Path) -> None:
     key_file.unlink()
     assert (await create(api)).json()["code"] == "secret_key_unusable"
-    assert await api.get("/v1/webhooks") == {"webhooks": []}
+    assert await api.get("/v1/webhooks") == {"webhooks": [], "total": 0}
 
 
 async def test_what_is_changed_is_in_the_audit_log_without_what_is_secret(api: Api) -> None:
@@ -291,6 +291,7 @@ async def test_deliveries_are_listed_in_pages_and_dead_letters_by_themselves(lon
     while True:
         page = await lonely.get(path, params={"limit": 1, "cursor": cursor})
         pages += page["deliveries"]
+        assert page["total"] == 3
         if page["next_cursor"] is None:
             break
         cursor = page["next_cursor"]
@@ -299,7 +300,8 @@ async def test_deliveries_are_listed_in_pages_and_dead_letters_by_themselves(lon
         (arrived, "webhook.test", "delivered", 204, 1),
         (dead, "webhook.test", "dead", 500, 1),
     ]
-    assert [row["id"] for row in (await lonely.get(path, params={"state": "dead"}))["deliveries"]] == [dead]
+    given_up = await lonely.get(path, params={"state": "dead"})
+    assert ([row["id"] for row in given_up["deliveries"]], given_up["total"]) == ([dead], 1)
     assert [row["id"] for row in (await lonely.get(path, params={"state": "delivered"}))["deliveries"]] == [arrived]
     shown = await lonely.get(f"/v1/webhooks/{made['id']}")
     assert (shown["waiting"], shown["dead"], shown["delivered_at"] is not None) == (1, 1, True)

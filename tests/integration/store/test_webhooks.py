@@ -61,7 +61,7 @@ def deliver_all(world: World) -> list[tuple[str, str]]:
 
 
 def listed(world: World, part: Any = "all", webhook: str = "wh_1") -> list[tuple[str, str, int]]:
-    rows = world.run(webhooks.list_deliveries(TENANT, webhook, part))
+    rows = world.run(webhooks.list_deliveries(TENANT, webhook, part)).deliveries
     return [(row.event.kind, row.state.state, row.state.tries) for row in rows]
 
 
@@ -80,7 +80,7 @@ def test_each_change_of_a_job_is_an_event_and_they_come_in_order(world: World) -
     add(world, "wh_1", "job.*")
     job = world.submit(name="trial", labels={"team": "vision"})
     run_to_its_end(world, job)
-    rows = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all"))
+    rows = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all")).deliveries
     first = rows[-1].event
     assert (first.kind, first.subject, first.missed) == ("job.queued", f"job:{job}", 0)
     assert first.data == {
@@ -139,7 +139,7 @@ def test_a_message_of_any_length_and_text_is_cut_in_an_event(world: World) -> No
     attempt = world.claim(job)
     text = '"\\\n\u2028' + "\u20ac" * 5000
     world.run(store.finish(attempt, "c", StateReason.RANK_FAILED, text))
-    (row,) = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all"))
+    (row,) = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all")).deliveries
     message = row.event.data["message"]
     assert message.startswith('"\\\n\u2028\u20ac')
     assert 1000 < len(message.encode()) <= 1024
@@ -162,9 +162,9 @@ def test_nodes_that_come_and_go_and_their_devices_are_events_for_everybody(world
         ("node.down", "waiting", 0),
         ("node.up", "waiting", 0),
     ]
-    quarantined = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all"))[3].event
+    quarantined = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all")).deliveries[3].event
     assert quarantined.data == {"node": node, "pool": "default", "device": 1, "reason": "flaky"}
-    (theirs,) = world.run(webhooks.list_deliveries("rival", "wh_2", "all"))
+    (theirs,) = world.run(webhooks.list_deliveries("rival", "wh_2", "all")).deliveries
     assert (theirs.event.kind, theirs.event.data["reason"]) == ("node.down", "its worker has left")
 
 
@@ -176,7 +176,7 @@ def test_a_finding_of_a_running_attempt_is_an_event_once_for_its_code_and_device
     add(world, "wh_1", "finding.*")
     for finding in (idle, hot, PostedFinding("warning", "hot", 2, "x" * 5000), idle, hot):
         assert world.run(webhooks.post_finding(attempt, "c", finding))
-    rows = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all"))[::-1]
+    rows = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all")).deliveries[::-1]
     assert [(row.event.data["code"], row.event.data["device"]) for row in rows] == [
         ("idle-devices", None),
         ("hot", 1),
@@ -325,10 +325,10 @@ def test_a_full_outbox_counts_what_is_missing_and_the_next_event_says_it(world: 
     assert len(listed(world)) == 1
     world.redis.hset(OUTBOX, "bytes", used)
     job = world.submit()
-    newest = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all", limit=1))[0]
+    newest = world.run(webhooks.list_deliveries(TENANT, "wh_1", "all", limit=1)).deliveries[0]
     assert (newest.event.subject, newest.event.missed) == (f"job:{job}", 3)
     world.submit()
-    assert world.run(webhooks.list_deliveries(TENANT, "wh_1", "all", limit=1))[0].event.missed == 0
+    assert world.run(webhooks.list_deliveries(TENANT, "wh_1", "all", limit=1)).deliveries[0].event.missed == 0
     assert world.run(webhooks.read_webhook(TENANT, "wh_1")).missed == 3
 
 

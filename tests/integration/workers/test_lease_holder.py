@@ -402,7 +402,7 @@ def test_findings_are_posted_before_the_end_of_the_attempt(world: World, server:
     line.record_milestone("running")
     line.post_findings([PostedFinding("warning", code, None, "why") for code in ("idle-devices", "slow-device")])
     line.finish(StateReason.COMPLETED, "", None, None, 0.0, pending_file=NOWHERE)
-    rows = world.run(webhooks.list_deliveries("default", "wh_1", "all"))[::-1]
+    rows = world.run(webhooks.list_deliveries("default", "wh_1", "all")).deliveries[::-1]
     assert [row.event.data.get("code", row.event.kind) for row in rows] == [
         "idle-devices",
         "slow-device",

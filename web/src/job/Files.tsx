@@ -10,7 +10,7 @@ const SHOWN = 200;
 /** So much is put into one zip by a browser, which holds all of it. */
 const MOST_BYTES = 256 * 1024 * 1024;
 const MOST_FILES = 1000;
-const NOTHING: ArtifactList = { attempt: 0, truncated: false, artifacts: [], left_out: [] };
+const NOTHING: ArtifactList = { attempt: 0, truncated: false, artifacts: [], total: 0, left_out: [] };
 const HEADINGS: Record<string, string> = {
   file: "Your files",
   checkpoint: "Checkpoints",

@@ -86,7 +86,7 @@ export function useJob(id: string, logs: number[] | null): Watched {
 
   useEffect(() => {
     // Shown together when all are there, so that nothing on the page moves while it loads.
-    const none: AttemptList = { attempts: [] };
+    const none: AttemptList = { attempts: [], total: 0 };
     Promise.all([
       get<JobStatus>(base),
       get<Report>(`${base}/splits`).catch(() => null),

@@ -1,6 +1,7 @@
 """What `shardyard submit` makes of a command line before it talks to anyone."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,12 @@ def test_a_dry_run_lists_files_for_people_and_sends_nothing(capsys: pytest.Captu
         (["--script", "train.py", "--label", "vision"], "write it as key=value"),
         (["--script", "train.py", "--strategy", "torchrun"], "torchrun"),
         (["--script", "train.py", "--devices", "0"], "devices"),
+        (
+            ["--script", "train.py", "--start-after", "tomorrow"],
+            "--start-after 'tomorrow' is not a time; write how long",
+        ),
+        (["job.json", "--start-after", "20:00"], "or a time such as 2026-01-31T20:00"),
+        (["--script", "tran.py", "--depends-on", "train"], "there is no file tran.py; did you mean train.py?"),
         (["--script", "train.py", "--nodes", "0"], "nodes"),
     ],
 )
@@ -256,6 +263,31 @@ def test_a_mistake_is_found_before_a_service_is_needed(capsys: pytest.CaptureFix
     assert run("--script", "tran.py") == 2
     assert run("--script", "train.py") == 3
     assert "no service is running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("2h", 7200.0),
+        ("90", 90.0),
+        ("20260131", 20_260_131.0),
+        ("2026-01-31T20:00+01:00", "2026-01-31T20:00:00+01:00"),
+        ("2026-01-31T20:00:00Z", "2026-01-31T20:00:00+00:00"),
+        ("2026-07-31T20:00", "2026-07-31T20:00:00+02:00"),
+        ("2026-12-31", "2026-12-31T00:00:00+01:00"),
+    ],
+)
+def test_a_start_is_seconds_from_now_or_a_time_by_the_clock_of_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str, sent: float | str
+) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        made = dry(capsys, "--script", "train.py", "--start-after", given)["spec"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert (made["start_after"], parse_spec(json.dumps(made)).start_after) == (sent, sent)
 
 
 def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,7 @@ def test_attempts_and_metrics_are_tables_with_real_types(service: Callable[..., 
 
     attempts = job.attempts()
     assert attempts[0].attempt == 1
+    assert [line.split()[:2] for line in repr(attempts).splitlines()] == [["attempt", "state"], ["1", "failed"]]
     table = attempts.to_pandas()
     assert (str(table["created_at"].dtype), str(table["resumed_step"].dtype)) == ("datetime64[us, UTC]", "Int64")
 
@@ -165,6 +166,42 @@ def test_lists_and_plans_show_themselves(service: Callable[..., Service]) -> Non
     shown = service(ok(plan)).client().plan({})._repr_html_()
     assert "device 1" in shown
     assert "warning: 1 &lt; 2" in shown
+
+
+def test_a_list_of_jobs_is_a_table_of_text_in_a_terminal(service: Callable[..., Service]) -> None:
+    answers = service(*pages("short", "a name\x1b[31m", "漢字", *("later",) * 20, size=30))
+    jobs = answers.client().jobs()
+    lines = repr(jobs).splitlines()
+    assert lines[0].split() == ["job", "name", "state", "runs", "age"]
+    assert lines[1].startswith("00000000  short ")
+    assert "a name\\x1b[31m" in lines[2]
+    assert lines[3].startswith(
+        "00000002  漢字" + " " * (lines[1].index("running") - len("00000002  漢字漢字")) + "running"
+    )
+    assert (len(lines), lines[-1]) == (22, "and more")
+    assert repr(jobs) == "\n".join(lines)
+    assert len(answers.seen) == 1
+    assert repr(jobs[:2]).splitlines() == [line.rstrip() for line in repr(jobs[:2]).splitlines()]
+    assert len(repr(jobs[:2]).splitlines()) == 3
+    assert jobs[:2]._repr_html_().count("<tr>") == 3
+    assert list(jobs[:2].to_pandas()["name"]) == ["short", "a name\x1b[31m"]
+    assert repr(jobs[30:]) == "no jobs"
+
+
+def test_a_list_that_cannot_be_read_says_why_and_one_that_is_awaited_what_to_do(
+    service: Callable[..., Service],
+) -> None:
+    refused = httpx.Response(403, json={"code": "forbidden", "detail": "the token lacks the scope read"})
+    assert repr(service(refused).client().jobs()) == "<BlockingPages: the token lacks the scope read>"
+
+    async def shown() -> tuple[str, str]:
+        transport = httpx.MockTransport(lambda request: pages("a")[0])
+        async with AsyncClient("http://service", "t", transport=transport) as client:
+            return repr(client.jobs()), repr(await client.jobs()[:1])
+
+    lazy, read = asyncio.run(shown())
+    assert lazy == "<AwaitedPages of jobs: await jobs[:20], or async for job in jobs>"
+    assert read.splitlines()[1].startswith("00000000  a ")
 
 
 # -- connections -----------------------------------------------------------------------------------
