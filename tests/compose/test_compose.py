@@ -78,8 +78,8 @@ def test_the_image_of_the_api_has_the_dashboard(composed: Composed) -> None:
 
 
 #: Rights of the worker, by their numbers (linux/capability.h): CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID,
-#: NET_ADMIN, SYS_PTRACE, SYS_ADMIN.
-WORKER_CAPABILITIES = {0, 1, 3, 5, 6, 7, 12, 19, 21}
+#: NET_ADMIN, SYS_PTRACE, SYS_ADMIN, SETFCAP.
+WORKER_CAPABILITIES = {0, 1, 3, 5, 6, 7, 12, 19, 21, 31}
 
 
 def status_of_first_process(composed: Composed, service: str) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_no_process_has_a_capability_but_the_workers_that_its_boxes_take(compose
     wanted = sum(1 << number for number in WORKER_CAPABILITIES) if service == "worker" else 0
     assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {wanted}
     assert status["NoNewPrivs"] == "1"
-    assert status["Uid"].split() == ["10001" if service in ("control", "telemetry") else "0"] * 4
+    assert status["Uid"].split() == ["0" if service == "worker" else "10001"] * 4
 
 
 def test_jobs_get_a_full_box_and_no_network(client: Client) -> None:
