@@ -1,7 +1,9 @@
 # Two images from one file: `api`, without torch, and `worker`.
 # The worker's image is the API's environment and training on top, so hosts that have both share most layers.
 
-FROM python:3.11-slim-bookworm AS base
+# By tag, so that a build has the newest fixes; name a digest to know what you build on.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM $PYTHON_IMAGE AS base
 RUN groupadd --gid 10001 shardyard \
  && useradd --uid 10001 --gid shardyard --no-create-home --home-dir /tmp --shell /usr/sbin/nologin shardyard \
  && install --directory --owner shardyard --group shardyard --mode 0700 /prepare/control /prepare/telemetry \
@@ -55,14 +57,13 @@ RUN pip install --require-hashes --no-deps --requirement worker.txt && pip insta
 FROM service AS api
 COPY deploy/entrypoint.sh deploy/prepare.py ./
 COPY --from=wheel /dist /opt/shardyard/dist
-RUN pip install --no-deps dist/*.whl
-# The account of the worker, to whom the files of jobs belong. It needs no capability: drop them all.
-USER 0:0
+RUN pip install --no-deps dist/*.whl && chown shardyard:shardyard /var/lib/shardyard/storage
+USER 10001:10001
 WORKDIR /tmp
 CMD ["shardyard", "api"]
 
 FROM training AS worker
-COPY deploy/entrypoint.sh ./
+COPY deploy/entrypoint.sh deploy/own_storage.py ./
 COPY --from=wheel /dist /opt/shardyard/dist
 RUN pip install --no-deps dist/*.whl && install --directory --mode 0700 /var/lib/shardyard/state
 # Root, since it puts a box around each job; docker-compose.yml has the capabilities that this takes.

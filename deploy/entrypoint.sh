@@ -12,4 +12,8 @@ done
 if [ "$(id -u)" = 0 ]; then
   mount -o remount,rw /sys/fs/cgroup 2>/dev/null || true
 fi
+# The storage of an API that is not root, for a worker that is.
+if [ "${MAP_STORAGE:-}" = 1 ] && [ "$(stat -c %u /var/lib/shardyard/storage)" != 0 ]; then
+  python /opt/shardyard/own_storage.py
+fi
 exec "$@"

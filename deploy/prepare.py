@@ -6,9 +6,9 @@
     keys/                  the key that encrypts users' secrets, for the API and the workers
     storage/               files of jobs, for the API and the workers
 
-What exists is kept: a service that is started again knows the passwords and the token it had. The servers have an
-account of their own; everything else is root's: of the workers, and of the API, which has no capability. In volumes of
-earlier versions all of it had the servers' account.
+What exists is kept: a service that is started again knows the passwords and the token it had. Everything belongs to one
+account: of the servers, and of the API. Workers are root, pass over modes, and see the storage as their own
+(`own_storage.py`). In volumes of earlier versions the API's was root's.
 """
 
 import base64
@@ -24,34 +24,35 @@ RIGHTS = "~* &* +@all -@admin -@dangerous +info"
 #: Nobody can log in as `default`, but Redis 7.0 replays its append-only file as that user: without these rights it
 #: skips every transaction in there, and starts empty.
 DEFAULT_USER = "user default off ~* &* +@all"
-SERVER_ACCOUNT, ROOT_ACCOUNT = 10_001, 0
+SERVER_ACCOUNT = 10_001
 SERVERS = {"control": "SHARDYARD_REDIS_URL", "telemetry": "SHARDYARD_TELEMETRY_URL"}
 SERVICE_URL = "http://127.0.0.1:8000"
 ADMIN_DIR = "/run/shardyard/admin"  # as the API sees it
 
 
-def main() -> None:
+def main(api: int = SERVER_ACCOUNT) -> None:
+    """`api` is the API's account."""
     os.umask(0o077)
     for server, variable in SERVERS.items():
         password = kept(ROOT / server / "password", secrets.token_hex(32), SERVER_ACCOUNT)
         users = f"{DEFAULT_USER}\nuser shardyard on >{password} {RIGHTS}\n"
         write(ROOT / server / "users.acl", users, SERVER_ACCOUNT)
-        write(ROOT / "settings" / variable, f"redis://shardyard:{password}@{server}:6379/0\n", ROOT_ACCOUNT)
-    kept(ROOT / "admin" / "token", f"sy_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}", ROOT_ACCOUNT)
-    kept(ROOT / "keys" / "secret-key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(), ROOT_ACCOUNT)
+        write(ROOT / "settings" / variable, f"redis://shardyard:{password}@{server}:6379/0\n", api)
+    kept(ROOT / "admin" / "token", f"sy_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}", api)
+    kept(ROOT / "keys" / "secret-key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(), api)
     # Where the command line looks for its service, so that it finds it when it is run in the API's container.
     service = {"url": SERVICE_URL, "token_file": f"{ADMIN_DIR}/token", "pid": 1}
-    write(ROOT / "admin" / "service.json", json.dumps(service) + "\n", ROOT_ACCOUNT)
+    write(ROOT / "admin" / "service.json", json.dumps(service) + "\n", api)
     for volume in ("settings", "admin", "keys"):
-        os.chown(ROOT / volume, ROOT_ACCOUNT, ROOT_ACCOUNT)
-    take_storage(ROOT / "storage")
+        os.chown(ROOT / volume, api, api)
+    take_storage(ROOT / "storage", api)
 
 
-def take_storage(storage: Path) -> None:
-    """Make the files of an earlier version root's. Links are not followed, and the directory itself comes last: it
-    tells that the rest is done."""
-    if storage.stat().st_uid != ROOT_ACCOUNT:
-        subprocess.run(["chown", "-hR", f"{ROOT_ACCOUNT}:{ROOT_ACCOUNT}", storage], check=True)
+def take_storage(storage: Path, api: int) -> None:
+    """Give the API's account the files of an earlier version. Links are not followed, and the directory itself comes
+    last: it tells that the rest is done. Nobody writes there meanwhile: compose has stopped what it will start anew."""
+    if storage.stat().st_uid != api:
+        subprocess.run(["chown", "-hR", f"{api}:{api}", storage], check=True)
 
 
 def kept(path: Path, proposed: str, account: int) -> str:
@@ -71,4 +72,4 @@ def write(path: Path, text: str, account: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(os.environ.get("SHARDYARD_API_USER") or SERVER_ACCOUNT))

@@ -92,6 +92,7 @@ NOT_RUN = {
         "docker compose -f": DOCKER,
         "docker compose stop": DOCKER,
         "docker compose create": DOCKER,
+        "docker compose build": DOCKER,
         "docker compose run": DOCKER,
     },
     "engines.md": {

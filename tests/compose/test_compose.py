@@ -1,7 +1,9 @@
 """The service in containers, as docker-compose.yml says. The tests share one service, and each leaves it healthy."""
 
 import json
+import re
 
+import httpx
 import pytest
 
 from shardyard.client import Client
@@ -73,13 +75,15 @@ def test_the_image_of_the_api_has_no_torch(composed: Composed) -> None:
 
 
 def test_the_image_of_the_api_has_the_dashboard(composed: Composed) -> None:
-    find = "from api.system import dashboard_routes as d; print(d._built() is not None, len(d._assets()))"
-    assert composed.run_in("api", "python", "-c", find).strip() == "True 3"
+    with httpx.Client(base_url=f"http://127.0.0.1:{composed.port}") as http:
+        assets = re.findall(r'(?:src|href)="(/[^"]+[.](?:js|css))"', http.get("/").raise_for_status().text)
+        assert {name.rpartition(".")[2] for name in assets} == {"js", "css"}
+        assert {http.get(name).status_code for name in assets} == {200}
 
 
 #: Rights of the worker, by their numbers (linux/capability.h): CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID,
-#: NET_ADMIN, SYS_PTRACE, SYS_ADMIN.
-WORKER_CAPABILITIES = {0, 1, 3, 5, 6, 7, 12, 19, 21}
+#: NET_ADMIN, SYS_PTRACE, SYS_ADMIN, SETFCAP.
+WORKER_CAPABILITIES = {0, 1, 3, 5, 6, 7, 12, 19, 21, 31}
 
 
 def status_of_first_process(composed: Composed, service: str) -> dict[str, str]:
@@ -92,7 +96,7 @@ def test_no_process_has_a_capability_but_the_workers_that_its_boxes_take(compose
     wanted = sum(1 << number for number in WORKER_CAPABILITIES) if service == "worker" else 0
     assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {wanted}
     assert status["NoNewPrivs"] == "1"
-    assert status["Uid"].split() == ["10001" if service in ("control", "telemetry") else "0"] * 4
+    assert status["Uid"].split() == ["0" if service == "worker" else "10001"] * 4
 
 
 def test_jobs_get_a_full_box_and_no_network(client: Client) -> None:
@@ -130,7 +134,7 @@ def test_only_the_api_is_on_a_network_with_a_way_out(composed: Composed, service
 
 
 def test_the_worker_does_not_see_the_admin_token(composed: Composed) -> None:
-    assert composed.run_in("worker", "ls", "/run/shardyard").split() == ["settings"]
+    assert composed.run_in("worker", "ls", "/run/shardyard").split() == ["accounts", "keys", "settings"]
 
 
 @pytest.mark.parametrize("servers", [("control",), ("telemetry",), ("control", "telemetry")])
