@@ -54,6 +54,10 @@ _FULL = ("507 Insufficient", "StorageFull", "QuotaExceeded", "InsufficientStorag
 #: How servers say that they put no object on a condition.
 _UNCONDITIONAL = ("501 Not Implemented", "NotImplemented")
 _BAD_REQUEST = "400 Bad Request"
+#: What S3 copies in one request at most.
+COPY_BYTES = 5 * 1024**3
+#: Metadata of an object that was put whole: its SHA-256, by which a copy is known to be of the right one.
+_DIGEST = "sha256"
 
 T = TypeVar("T")
 #: Where a segment begins and ends in its file.
@@ -142,8 +146,24 @@ class ObjectStorage:
         if digest_file(file) != digest:
             raise DigestMismatch(f"{path}: the file is not what its digest says")
         with _translated(path):
-            obstore.put(self._store, key_of(path), file)
+            obstore.put(self._store, key_of(path), file, attributes={_DIGEST: digest})
             self._drop_row(path)
+
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        check_path(source)
+        _check_new(path)
+        if size > COPY_BYTES:
+            raise RemoteError(f"{source}: a bucket copies {COPY_BYTES} bytes at most")
+        with _translated(path):
+            self._require_digest(source, size, digest)
+            obstore.copy(self._store, key_of(source), key_of(path))
+            self._require_digest(path, size, digest)  # some servers say that they have copied, and add that they failed
+            self._drop_row(path)
+
+    def _require_digest(self, path: str, size: int, digest: str) -> None:
+        found = obstore.get(self._store, key_of(path), options={"head": True})
+        if found.meta["size"] != size or found.attributes.get(_DIGEST) != digest:
+            raise DigestMismatch(f"{path} is not what the digest says")
 
     def size(self, path: str) -> int | None:
         found = self.find(path)

@@ -4,6 +4,9 @@
     report, hardware, files.json         are renamed into place, and put whole
     artifacts, files, profiles           are put whole, while the attempt runs when nobody has changed them for a while
 
+A large file with the contents of one that was carried before is copied at the remote: what a script has saved as a
+checkpoint, it often leaves in its working directory too.
+
 A call may be cut anywhere, and repeated by another process: the journal says what was carried, or less.
 """
 
@@ -36,6 +39,8 @@ MAX_MENDED_BYTES = 256 * 1024 * 1024
 #: Where appending is dear, a file that grows is left alone for this share of its age, within the remote's bound, unless
 #: it has grown by so many bytes: by less than the telemetry Redis keeps, so that readers find all in one of the two.
 PAUSE_SHARE, PIECE_BYTES = 20.0, 1024 * 1024
+#: A file of so many bytes is copied at the remote, where that has it under another name; a smaller one is soon put.
+COPIED_BYTES = 4 * 1024 * 1024
 
 
 class AttemptCarrier:
@@ -162,7 +167,9 @@ class AttemptCarrier:
         if not (finished or found.is_settled):
             return found.stamp.bytes
         try:
-            self._remote.put(path, found.by_descriptor, digest_file(found.by_descriptor))
+            digest = digest_file(found.by_descriptor)
+            if not self._copy(path, found.stamp.bytes, digest):
+                self._remote.put(path, found.by_descriptor, digest)
             failpoints.reach("carry.put")
         except RemoteError as error:
             self._note_error(error)
@@ -172,8 +179,21 @@ class AttemptCarrier:
             return 0
         self.bytes_carried += found.stamp.bytes
         if not found.has_changed():
-            self._journal.note(path, CarriedFile(found.stamp.bytes, found.stamp))
+            known = digest if found.stamp.bytes >= COPIED_BYTES else ""
+            self._journal.note(path, CarriedFile(found.stamp.bytes, found.stamp, digest=known))
         return 0
+
+    def _copy(self, path: str, size: int, digest: str) -> bool:
+        """Copy a file at the remote. False: it has to be put."""
+        source = self._journal.find_same(digest) if size >= COPIED_BYTES else None
+        if source is None or source == path:
+            return False
+        try:
+            self._remote.copy(source, path, size, digest)
+        except (RemoteError, ValueError) as error:
+            log.info("file_not_copied", source=source, path=path, why=str(error))
+            return False
+        return True
 
     def _remove_carried(self, path: str) -> None:
         """The program has removed, or renamed, what was carried before."""
