@@ -9,6 +9,7 @@ Small segments at the end of a row are joined: all of them when they have `SEGME
 log2(`SEGMENT_BYTES`) times at most, however slowly a file grows, and a row has few objects.
 """
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,11 @@ _FULL = ("507 Insufficient", "StorageFull", "QuotaExceeded", "InsufficientStorag
 #: How servers say that they put no object on a condition.
 _UNCONDITIONAL = ("501 Not Implemented", "NotImplemented")
 _BAD_REQUEST = "400 Bad Request"
+#: How a server says that it does not take a request, as often as it is sent; some say so of one that took too long.
+_REFUSED = re.compile(r"status code: 4(?!08|25|29)\d\d ")
+_TOO_LONG = "RequestTimeout"
+#: What obstore adds to what has happened, for those who look for errors in it.
+_DETAILS = "\n\nDebug source:"
 #: What S3 copies in one request at most.
 COPY_BYTES = 5 * 1024**3
 #: Metadata of an object that was put whole: its SHA-256, by which a copy is known to be of the right one.
@@ -438,10 +444,18 @@ def _translated(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UnknownFile(f"{path}: there is no such object or bucket") from error
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise RemoteRefused(f"{path}: {error}") from error
+        raise RemoteRefused(f"{path}: {_said_by(error)}") from error
     except exceptions.GenericError as error:
-        text = str(error)
-        kind = RemoteFull if any(sign in text for sign in _FULL) else RemoteUnavailable
-        raise kind(f"{path}: {text}") from error
+        raise _kind_of(text := _said_by(error))(f"{path}: {text}") from error
     except exceptions.BaseError as error:
-        raise RemoteError(f"{path}: {error}") from error
+        raise RemoteError(f"{path}: {_said_by(error)}") from error
+
+
+def _kind_of(said: str) -> type[RemoteError]:
+    if any(sign in said for sign in _FULL):
+        return RemoteFull
+    return RemoteError if _REFUSED.search(said) and _TOO_LONG not in said else RemoteUnavailable
+
+
+def _said_by(error: Exception) -> str:
+    return str(error).partition(_DETAILS)[0]

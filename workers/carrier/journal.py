@@ -31,13 +31,14 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
 
 class CarriedFile(msgspec.Struct, frozen=True, array_like=True):
     """`bytes` of a file that grows, or the `stamp` of one that was carried whole, are at the remote. `appends`: in how
-    many pieces it came there. `digest`: the SHA-256 of a whole file that is large; "" for others. The layout grows at
-    the end."""
+    many pieces it came there. `digest`: the SHA-256 of a whole file that is large; "" for others. `is_left_out`: the
+    remote refuses it, and it is offered no more. The layout grows at the end."""
 
     bytes: int = 0
     stamp: FileStamp | None = None
     appends: int = 0
     digest: str = ""
+    is_left_out: bool = False
 
 
 _files = msgspec.msgpack.Decoder(dict[bytes, CarriedFile])
