@@ -6,6 +6,7 @@ so nothing is left out as long as it refuses even a file that is there to try it
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -26,6 +27,9 @@ REFUSED_TIMES, REFUSED_SECONDS = 3, 60.0
 #: How much of what the storage has said is shown, and of a path.
 MAX_SAID, MAX_PATH = 200, 120
 _CHECK_BYTES = 32
+#: What a client of S3 writes before the answer of the server.
+_STATUS = " status code: "
+_TAG = re.compile(r"<[/?]?[A-Za-z][^<>]*>")
 
 
 class RefusalCount:
@@ -74,8 +78,9 @@ def takes_files(remote: RemoteStorage, node: str, scratch: Path) -> bool:
 
 
 def shorten_said(path: str, said: str) -> str:
-    """What the storage has said of a path, without that, and without what follows the first line."""
-    return escape_unsafe(said.removeprefix(f"{path}: ").partition("\n")[0])[:MAX_SAID]
+    """What the storage has said of a path: its answer without the path, the request, and the tags of XML."""
+    answer = said.removeprefix(f"{path}: ").rpartition(_STATUS)[2]
+    return escape_unsafe(" ".join(_TAG.sub(" ", answer).split()))[:MAX_SAID]
 
 
 def describe_refused(names: Sequence[str], said: str) -> str:
