@@ -79,7 +79,9 @@ UNCHANGING: Final = frozenset(
 )
 #: Requests of nodes, many in a second, that bring or fetch what belongs to attempts which they have: supervisors that
 #: share the directory do so without an entry as well. What is refused has one.
-BROUGHT: Final = frozenset((method, "/v1/node/files/{path:path}") for method in ("GET", "PATCH", "PUT", "DELETE"))
+BROUGHT: Final = frozenset(
+    (method, "/v1/node/files/{path:path}") for method in ("GET", "PATCH", "PUT", "POST", "DELETE")
+)
 
 
 @dataclass(slots=True)

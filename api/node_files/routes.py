@@ -1,4 +1,4 @@
-"""Routes of nodes' files: size, read, append, put, remove, list. For tokens of nodes."""
+"""Routes of nodes' files: size, read, append, put, copy, remove, list. For tokens of nodes."""
 
 import base64
 import binascii
@@ -96,6 +96,18 @@ async def put(
     except WrongOffset as error:
         return _wrong_offset(request, error)
     return _at(204 if written == length else 202, written)
+
+
+@router.post(
+    FILE,
+    status_code=204,
+    **describe("Copy a file", refuses=(*_REFUSES, "wrong_digest")),
+)
+async def copy(who: Node, files: ServiceDep, path: str, source: Text, digest: Digest, length: Length) -> Response:
+    """What `source` has takes this path too, if it is what the length and the digest say: a node that has brought a
+    file need not bring it again."""
+    await files.copy(who, source, path, UploadPart(0, length, _parse_digest(digest)))
+    return Response(status_code=204)
 
 
 @router.delete(

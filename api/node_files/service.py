@@ -169,9 +169,7 @@ class NodeFileService:
         """
         with self._request(who):
             await self._rights.require_write(who.node, checked := _checked(path))
-            most = self._limit(who.node, checked)
-            if wanted.length > most:
-                raise BodyTooLarge(f"this file of a node may have {most} bytes at most (SHARDYARD_JOB_DISK_BYTES)")
+            self._require_size(who.node, checked, wanted.length)
             self._disks.require_room()
             bound, drafts = await self._rights.read_bound(checked), self._bound_of_drafts(who.node)
             await self._require_room(bound, wanted.length)
@@ -190,6 +188,24 @@ class NodeFileService:
                 self._note_written(drafts, -wanted.length)
                 self._note_written(bound, wanted.length)
             return written
+
+    async def copy(self, who: Principal, source: str, path: str, wanted: UploadPart) -> None:
+        """Put a copy of a file under another path.
+
+        Raises:
+            NotFound: there is no such file.
+            WrongDigest: it is not what was wanted; nothing is copied.
+            BodyTooLarge: the copy would be larger than it may be.
+        """
+        with self._request(who):
+            await self._rights.require_read(who.node, _checked(source, "source"))
+            await self._rights.require_write(who.node, checked := _checked(path))
+            self._require_size(who.node, checked, wanted.length)
+            self._disks.require_room()
+            bound = await self._rights.read_bound(checked)
+            await self._require_room(bound, wanted.length)
+            await self._run(partial(self._files.copy, source, path, wanted.length, wanted.digest))
+            self._note_written(bound, wanted.length)
 
     async def remove(self, who: Principal, path: str) -> None:
         """Remove a file, or all below a directory. It may be gone already."""
@@ -210,6 +226,11 @@ class NodeFileService:
 
     def _limit(self, node: str, path: PurePosixPath) -> int:
         return MAX_CHECK_BYTES if is_check(node, path.parts) else self._settings.job_disk_bytes
+
+    def _require_size(self, node: str, path: PurePosixPath, size: int) -> None:
+        most = self._limit(node, path)
+        if size > most:
+            raise BodyTooLarge(f"this file of a node may have {most} bytes at most (SHARDYARD_JOB_DISK_BYTES)")
 
     def _bound_of_drafts(self, node: str) -> Bound:
         return bound_of_attempt(self._settings, PurePosixPath(NODE_DRAFTS, node), 1)

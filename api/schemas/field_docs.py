@@ -531,6 +531,7 @@ OF_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "pool": "name of the pool",
         "prefix": "directory below which they are",
         "rank": "number of a rank, whose lines alone are wanted",
+        "source": "path of the file that is copied",
         "state": "only those in this state",
         "tail": "only so many of the newest",
         "to_step": "lines up to this step",

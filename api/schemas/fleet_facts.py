@@ -56,11 +56,12 @@ class FleetFacts:
     boxes: Mapping[str, PoolBoxes] = field(default_factory=dict)
     reaches: Mapping[str, tuple[NodeReach, ...]] = field(default_factory=dict)
     provided: ProvidedPools = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()  # pools in which no job runs on several nodes
 
     @classmethod
     def from_records(cls, fleet: FleetRecords) -> "FleetFacts":
         names = {node.id: {device.index: device.label for device in node.info.devices} for node in fleet.nodes}
-        return cls(names, dict(_pool_boxes(fleet)), dict(_pool_reaches(fleet)), fleet.provided)
+        return cls(names, dict(_pool_boxes(fleet)), dict(_pool_reaches(fleet)), fleet.provided, _closed_pools(fleet))
 
     def labels(self, node: str, indexes: Sequence[int]) -> list[str]:
         """Names of devices for people. A device of a node that is unknown now keeps its index."""
@@ -101,6 +102,10 @@ class FleetFacts:
 
 
 _DEMANDS = {"user": "a box around its jobs", "full": "a full box around its jobs"}
+
+
+def _closed_pools(fleet: FleetRecords) -> frozenset[str]:
+    return frozenset(pool for pool, policy in fleet.policies.items() if policy.network == "closed")
 
 
 def _pool_boxes(fleet: FleetRecords) -> Iterator[tuple[str, PoolBoxes]]:

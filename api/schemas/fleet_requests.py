@@ -47,8 +47,10 @@ class PoolPolicyRequest(BaseModel):
         description="what a node must have to take work: user, a box made without root or a full one; full, one that "
         "root makes",
     )
-    network: Literal["none", "host"] = Field(
-        "none", description="what jobs get in a box with a network of its own: none, a loopback; host, the node's"
+    network: Literal["none", "closed", "host"] = Field(
+        "none",
+        description="what jobs get in a box with a network of its own: none, a loopback, but the nodes' where they run "
+        "on several; closed, a loopback, and none may run on several nodes; host, the node's",
     )
     preempt: bool = Field(
         False,

@@ -178,6 +178,12 @@ def _waiting_reason(job: JobRow, queue: QueueView, fleet: FleetFacts) -> tuple[S
     if missing_box := fleet.missing_box(job.pool, job.devices):
         words = f"needs {_wanted(job)} in pool {job.pool}, {missing_box}; `shardyard nodes --box` shows why"
         return StateReason.UNBOXED, words
+    if job.nodes > 1 and job.pool in fleet.closed:
+        words = (
+            f"needs {_wanted(job)} in pool {job.pool}, whose jobs never have the network of their nodes; cancel it, or "
+            f"have an operator run `shardyard pool set {job.pool} --network none`"
+        )
+        return StateReason.WAITING_FOR_DEVICES, words
     has_room = queue.largest_gap >= job.devices and queue.free >= job.devices * job.nodes
     if not has_room and (missing_nodes := fleet.missing_nodes(job.pool)):
         ahead = f", {count_noun(queue.ahead, 'job')} ahead" if queue.ahead else ""

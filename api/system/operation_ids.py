@@ -99,6 +99,7 @@ OPERATION_IDS: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/node/files/{path}"): "readNodeFile",
     ("PATCH", "/v1/node/files/{path}"): "appendNodeFile",
     ("PUT", "/v1/node/files/{path}"): "putNodeFile",
+    ("POST", "/v1/node/files/{path}"): "copyNodeFile",
     ("DELETE", "/v1/node/files/{path}"): "removeNodeFile",
     ("POST", "/v1/node/join"): "joinNode",
     ("POST", "/v1/node/join/reach"): "checkReach",

@@ -18,8 +18,9 @@ _ACCEPTED_FROM = {"any": 0, "user": 1, "full": 2}
 
 class PoolPolicy(msgspec.Struct, frozen=True):
     """`box`: the box that a node must have to take work, `any`, `user` or `full`. `network`: what jobs have where the
-    box has a network of its own, `none` (their own loopback) or `host` (the node's). `preempt`: jobs of a higher
-    priority take the devices of others."""
+    box has a network of its own, `none` (their own loopback; the node's, where they run on several), `closed` (the
+    same, and none may run on several nodes) or `host` (the node's). `preempt`: jobs of a higher priority take the
+    devices of others."""
 
     box: str = "any"
     network: str = "none"

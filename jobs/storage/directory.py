@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path, PurePosixPath
 
 from jobs.storage.remote import (
@@ -31,6 +31,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+#: How a system says that it copies no such files by itself.
+_NOT_COPIED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_COPY_BYTES = 64 * 1024 * 1024
 
 
 class DirectoryStorage:
@@ -61,12 +64,24 @@ class DirectoryStorage:
             written += os.pwrite(file, data[written:], offset + written)
 
     def put(self, path: str, file: Path, digest: str) -> None:
-        with _translated(path), self._parent(check_path(path), make=True) as (parent, name):
+        check_path(path)
+        with _translated(path), file.open("rb") as reader:
+            self._store(path, reader, digest)
+
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        check_path(path)
+        with open(self.open_file(source), "rb") as reader, _translated(path):
+            if os.fstat(reader.fileno()).st_size != size:
+                raise DigestMismatch(f"{source} has not {size} bytes")
+            self._store(path, reader, digest)
+
+    def _store(self, path: str, reader: BufferedReader, digest: str) -> None:
+        with self._parent(check_path(path), make=True) as (parent, name):
             draft = f".{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:16]}.{digest[:16]}.part"
             target = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FILE, 0o600, dir_fd=parent)
             try:
-                with open(target, "wb") as writer, file.open("rb") as reader:
-                    shutil.copyfileobj(reader, writer, CHUNK_BYTES)
+                with open(target, "wb") as writer:
+                    _copy_contents(reader, writer)
                     writer.flush()
                     os.fsync(writer.fileno())
                 with open(os.open(draft, os.O_RDONLY | _FILE, dir_fd=parent), "rb") as stored:
@@ -170,6 +185,18 @@ class DirectoryStorage:
             yield directory, path.name
         finally:
             os.close(directory)
+
+
+def _copy_contents(reader: BufferedReader, writer: BufferedWriter) -> None:
+    """By the system, where it can: some file systems share what is the same, and servers of others copy on their
+    side."""
+    try:
+        while os.copy_file_range(reader.fileno(), writer.fileno(), _COPY_BYTES):
+            pass
+    except OSError as error:
+        if error.errno not in _NOT_COPIED:
+            raise
+        shutil.copyfileobj(reader, writer, CHUNK_BYTES)
 
 
 def _require_digest(stored: BufferedReader, path: str, digest: str) -> None:

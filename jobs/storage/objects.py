@@ -9,6 +9,7 @@ Small segments at the end of a row are joined: all of them when they have `SEGME
 log2(`SEGMENT_BYTES`) times at most, however slowly a file grows, and a row has few objects.
 """
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,15 @@ _FULL = ("507 Insufficient", "StorageFull", "QuotaExceeded", "InsufficientStorag
 #: How servers say that they put no object on a condition.
 _UNCONDITIONAL = ("501 Not Implemented", "NotImplemented")
 _BAD_REQUEST = "400 Bad Request"
+#: How a server says that it does not take a request, as often as it is sent; some say so of one that took too long.
+_REFUSED = re.compile(r"status code: 4(?!08|25|29)\d\d ")
+_TOO_LONG = "RequestTimeout"
+#: What obstore adds to what has happened, for those who look for errors in it.
+_DETAILS = "\n\nDebug source:"
+#: What S3 copies in one request at most.
+COPY_BYTES = 5 * 1024**3
+#: Metadata of an object that was put whole: its SHA-256, by which a copy is known to be of the right one.
+_DIGEST = "sha256"
 
 T = TypeVar("T")
 #: Where a segment begins and ends in its file.
@@ -142,8 +152,24 @@ class ObjectStorage:
         if digest_file(file) != digest:
             raise DigestMismatch(f"{path}: the file is not what its digest says")
         with _translated(path):
-            obstore.put(self._store, key_of(path), file)
+            obstore.put(self._store, key_of(path), file, attributes={_DIGEST: digest})
             self._drop_row(path)
+
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        check_path(source)
+        _check_new(path)
+        if size > COPY_BYTES:
+            raise RemoteError(f"{source}: a bucket copies {COPY_BYTES} bytes at most")
+        with _translated(path):
+            self._require_digest(source, size, digest)
+            obstore.copy(self._store, key_of(source), key_of(path))
+            self._require_digest(path, size, digest)  # some servers say that they have copied, and add that they failed
+            self._drop_row(path)
+
+    def _require_digest(self, path: str, size: int, digest: str) -> None:
+        found = obstore.get(self._store, key_of(path), options={"head": True})
+        if found.meta["size"] != size or found.attributes.get(_DIGEST) != digest:
+            raise DigestMismatch(f"{path} is not what the digest says")
 
     def size(self, path: str) -> int | None:
         found = self.find(path)
@@ -418,10 +444,18 @@ def _translated(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UnknownFile(f"{path}: there is no such object or bucket") from error
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise RemoteRefused(f"{path}: {error}") from error
+        raise RemoteRefused(f"{path}: {_said_by(error)}") from error
     except exceptions.GenericError as error:
-        text = str(error)
-        kind = RemoteFull if any(sign in text for sign in _FULL) else RemoteUnavailable
-        raise kind(f"{path}: {text}") from error
+        raise _kind_of(text := _said_by(error))(f"{path}: {text}") from error
     except exceptions.BaseError as error:
-        raise RemoteError(f"{path}: {error}") from error
+        raise RemoteError(f"{path}: {_said_by(error)}") from error
+
+
+def _kind_of(said: str) -> type[RemoteError]:
+    if any(sign in said for sign in _FULL):
+        return RemoteFull
+    return RemoteError if _REFUSED.search(said) and _TOO_LONG not in said else RemoteUnavailable
+
+
+def _said_by(error: Exception) -> str:
+    return str(error).partition(_DETAILS)[0]

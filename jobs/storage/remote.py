@@ -81,6 +81,14 @@ class RemoteStorage(Protocol):
             DigestMismatch: `file` is not what `digest` says.
         """
 
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        """Store under a path what another one has whole, with so many bytes and this digest; they do not travel. What
+        is no such file is not copied, and not every remote copies what it has: then the file can be put.
+
+        Raises:
+            RemoteError: nothing was copied.
+        """
+
     def size(self, path: str) -> int | None:
         """Bytes of a file; None where there is none."""
 

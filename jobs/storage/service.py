@@ -97,7 +97,7 @@ class ServiceStorage:
         if digest_file(file) != digest:
             raise DigestMismatch(f"{path}: the file is not what its digest says")
         length = file.stat().st_size
-        known = {"Repr-Digest": f"sha-256=:{base64.b64encode(bytes.fromhex(digest)).decode()}:"}
+        known = {"Repr-Digest": _named_digest(digest)}
         progress = _Progress(self._call_seconds)
         with file.open("rb") as reader:
             offset: int | None = 0 if length <= ASKED_BYTES else None
@@ -113,6 +113,15 @@ class ServiceStorage:
                 except (RemoteFull, httpx.HTTPError, RemoteUnavailable) as error:
                     progress.wait(error, path)
                     offset = None
+
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        check_path(source)
+        url, headers = _url(path), {"Repr-Digest": _named_digest(digest), "Upload-Length": str(size)}
+        for attempt in self._attempts():
+            with attempt:
+                query = {"source": source}
+                answer = self._client.post(url, params=query, headers=headers, timeout=self._checking(2 * size))
+                _require_success(answer, path)
 
     def _uploaded(self, url: str, path: str, length: int, known: Mapping[str, str]) -> int:
         answer = self._client.head(url, headers=dict(known), timeout=self._checking(length))
@@ -277,6 +286,10 @@ def _url(path: str) -> str:
     """Raises ValueError."""
     check_path(path)
     return f"/v1/node/files/{quote(path, errors='strict')}"
+
+
+def _named_digest(digest: str) -> str:
+    return f"sha-256=:{base64.b64encode(bytes.fromhex(digest)).decode()}:"
 
 
 def _parts(reader: BinaryIO, offset: int, size: int) -> Iterator[bytes]:

@@ -151,6 +151,12 @@ def raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
             f"there is no pool {spec.pool!r}; pools: {known}",
             fields=(FieldError("pool", f"there is no pool {spec.pool!r}; {hint}"),),
         )
+    if status == "network_closed":
+        allow = f"an operator allows more with `shardyard pool set {spec.pool} --network none`"
+        raise InvalidSpec(
+            f"jobs of pool {spec.pool!r} never have the network of their node, which a job over several nodes needs",
+            fields=(FieldError("resources.nodes", f"set it to 1, or choose another pool; {allow}"),),
+        )
     if status == "too_large":
         raise TooLargeForPool(
             f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "

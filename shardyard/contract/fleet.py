@@ -183,7 +183,8 @@ class EngineView(Answer, frozen=True, kw_only=True):
 
 class PoolView(Answer, frozen=True, kw_only=True):
     """A pool and its policy: `box` is what a node must have to take work (`any`, `user` or `full`), `network` what jobs
-    get (`none`: a loopback of their own; `host`: the node's). `boxes` counts live nodes by the level of their box."""
+    get (`none`: a loopback of their own; `closed`: that, and none runs on several nodes; `host`: the node's). `boxes`
+    counts live nodes by the level of their box."""
 
     name: str
     devices: int = 0

@@ -30,6 +30,11 @@ class UnreliableStorage(DirectoryStorage):
         super().put(path, file, digest)
         self._answer("put", path, size)
 
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        self._check(path, 0)
+        super().copy(source, path, size, digest)
+        self._answer("copy", path, size)
+
     def size(self, path: str) -> int | None:
         self._check(path, 0)
         return super().size(path)

@@ -2228,11 +2228,11 @@ export interface components {
             box?: "any" | "user" | "full";
             /**
              * Network
-             * @description what jobs get in a box with a network of its own: none, a loopback; host, the node's
+             * @description what jobs get in a box with a network of its own: none, a loopback, but the nodes' where they run on several; closed, a loopback, and none may run on several nodes; host, the node's
              * @default none
              * @enum {string}
              */
-            network?: "none" | "host";
+            network?: "none" | "closed" | "host";
             /**
              * Preempt
              * @description jobs of a higher priority take the devices of others, which save and go back to the queue
@@ -2278,7 +2278,7 @@ export interface components {
         };
         /**
          * PoolView
-         * @description A pool and its policy: `box` is what a node must have to take work (`any`, `user` or `full`), `network` what jobs get (`none`: a loopback of their own; `host`: the node's). `boxes` counts live nodes by the level of their box.
+         * @description A pool and its policy: `box` is what a node must have to take work (`any`, `user` or `full`), `network` what jobs get (`none`: a loopback of their own; `closed`: that, and none runs on several nodes; `host`: the node's). `boxes` counts live nodes by the level of their box.
          */
         PoolView: {
             /** @description name */

@@ -4,12 +4,16 @@
     report, hardware, files.json         are renamed into place, and put whole
     artifacts, files, profiles           are put whole, while the attempt runs when nobody has changed them for a while
 
+A large file with the contents of one that was carried before is copied at the remote: what a script has saved as a
+checkpoint, it often leaves in its working directory too.
+
 A call may be cut anywhere, and repeated by another process: the journal says what was carried, or less.
 """
 
 import math
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import structlog
@@ -36,6 +40,8 @@ MAX_MENDED_BYTES = 256 * 1024 * 1024
 #: Where appending is dear, a file that grows is left alone for this share of its age, within the remote's bound, unless
 #: it has grown by so many bytes: by less than the telemetry Redis keeps, so that readers find all in one of the two.
 PAUSE_SHARE, PIECE_BYTES = 20.0, 1024 * 1024
+#: A file of so many bytes is copied at the remote, where that has it under another name; a smaller one is soon put.
+COPIED_BYTES = 4 * 1024 * 1024
 
 
 class AttemptCarrier:
@@ -50,6 +56,7 @@ class AttemptCarrier:
         self._seen_at: dict[str, tuple[float, float]] = {}  # monotonic times: first of all, and at the last piece
         self._error: RemoteError | None = None
         self.bytes_carried = 0
+        self.refused: dict[str, str] = {}  # by path: what the remote has said of it, which will not change by itself
 
     def carry_growing(self, *, finished: bool = False) -> int:
         """Carry what logs and metrics have grown by, and what the leader on another node waits for. `finished`: nobody
@@ -82,15 +89,21 @@ class AttemptCarrier:
         self._raise_error()
         return left
 
+    def leave_out(self, paths: Collection[str]) -> None:
+        """Offer files that were refused no more, neither now nor in another process. Raises OSError."""
+        for path in paths:
+            self._journal.note(path, CarriedFile(is_left_out=True))
+        self._journal.save()
+
     def count_left(self) -> int:
         """Bytes that are to be carried, without asking the remote. Raises OSError."""
         left = 0
         for file in growing_files(self._attempt):
             carried = self._journal.find(self._remote_path(file)) or CarriedFile()
-            left += max(0, file.stat().st_size - carried.bytes)
+            left += max(0, file.stat().st_size - carried.bytes) if not carried.is_left_out else 0
         for found in whole_files(self._attempt, time.time()):
             carried = self._journal.find(self._remote_path(found.path)) or CarriedFile()
-            left += found.stamp.bytes if carried.stamp != found.stamp else 0
+            left += found.stamp.bytes if carried.stamp != found.stamp and not carried.is_left_out else 0
         return left
 
     # -- files that grow -------------------------------------------------------------------------------
@@ -99,6 +112,8 @@ class AttemptCarrier:
         path = self._remote_path(file)
         end = self._whole_end(path, file)
         carried = self._journal.find(path)
+        if carried is not None and carried.is_left_out:
+            return 0
         try:
             if carried is None:  # or the journal was torn
                 carried = CarriedFile(min(end, self._remote.size(path) or 0))
@@ -110,7 +125,7 @@ class AttemptCarrier:
         except OffsetMismatch as error:
             self._begin_again(path, file, carried, error)
         except RemoteError as error:
-            self._note_error(error)
+            self._note_error(path, error)
         return max(0, end - carried.bytes) if carried is not None else end
 
     def _is_due(self, path: str, grown: int) -> bool:
@@ -140,7 +155,7 @@ class AttemptCarrier:
         try:
             self._remote.remove(path)
         except RemoteError as refused:
-            self._note_error(refused)
+            self._note_error(path, refused)
         else:
             self._journal.note(path, CarriedFile())
 
@@ -157,41 +172,57 @@ class AttemptCarrier:
 
     def _carry_whole(self, path: str, found: WholeFile, finished: bool) -> int:
         carried = self._journal.find(path)
-        if carried is not None and carried.stamp == found.stamp:
+        if carried is not None and (carried.stamp == found.stamp or carried.is_left_out):
             return 0
         if not (finished or found.is_settled):
             return found.stamp.bytes
         try:
-            self._remote.put(path, found.by_descriptor, digest_file(found.by_descriptor))
+            digest = digest_file(found.by_descriptor)
+            if not self._copy(path, found.stamp.bytes, digest):
+                self._remote.put(path, found.by_descriptor, digest)
             failpoints.reach("carry.put")
         except RemoteError as error:
-            self._note_error(error)
+            self._note_error(path, error)
             return found.stamp.bytes
         except ValueError as error:  # a name that no remote takes: it can only be left out
             log.warning("file_not_carried", path=path[:200], why=str(error))
             return 0
         self.bytes_carried += found.stamp.bytes
         if not found.has_changed():
-            self._journal.note(path, CarriedFile(found.stamp.bytes, found.stamp))
+            known = digest if found.stamp.bytes >= COPIED_BYTES else ""
+            self._journal.note(path, CarriedFile(found.stamp.bytes, found.stamp, digest=known))
         return 0
+
+    def _copy(self, path: str, size: int, digest: str) -> bool:
+        """Copy a file at the remote. False: it has to be put."""
+        source = self._journal.find_same(digest) if size >= COPIED_BYTES else None
+        if source is None or source == path:
+            return False
+        try:
+            self._remote.copy(source, path, size, digest)
+        except (RemoteError, ValueError) as error:
+            log.info("file_not_copied", source=source, path=path, why=str(error))
+            return False
+        return True
 
     def _remove_carried(self, path: str) -> None:
         """The program has removed, or renamed, what was carried before."""
         try:
             self._remote.remove(path)
         except RemoteError as error:
-            self._note_error(error)
+            self._note_error(path, error)
         else:
             self._journal.drop(path)
 
     def _remote_path(self, file: Path) -> str:
         return str(file.relative_to(self._root))
 
-    def _note_error(self, error: RemoteError) -> None:
+    def _note_error(self, path: str, error: RemoteError) -> None:
         """Go on with other files, unless the remote is away: each of its calls may take a minute."""
         if isinstance(error, RemoteUnavailable):
             self._journal.save()
             raise error
+        self.refused[path] = str(error)
         self._error = self._error or error
 
     def _raise_error(self) -> None:

@@ -31,11 +31,14 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
 
 class CarriedFile(msgspec.Struct, frozen=True, array_like=True):
     """`bytes` of a file that grows, or the `stamp` of one that was carried whole, are at the remote. `appends`: in how
-    many pieces it came there."""
+    many pieces it came there. `digest`: the SHA-256 of a whole file that is large; "" for others. `is_left_out`: the
+    remote refuses it, and it is offered no more. The layout grows at the end."""
 
     bytes: int = 0
     stamp: FileStamp | None = None
     appends: int = 0
+    digest: str = ""
+    is_left_out: bool = False
 
 
 _files = msgspec.msgpack.Decoder(dict[bytes, CarriedFile])
@@ -69,6 +72,10 @@ class CarryJournal:
     def note(self, path: str, carried: CarriedFile) -> None:
         self._files[os.fsencode(path)] = carried
         self._changed = True
+
+    def find_same(self, digest: str) -> str | None:
+        """A path that has a large file with this digest, as far as is known."""
+        return next((os.fsdecode(path) for path, one in self._files.items() if one.digest == digest), None)
 
     def drop(self, path: str) -> None:
         self._changed |= self._files.pop(os.fsencode(path), None) is not None

@@ -1,6 +1,6 @@
 -- Policies of pools: the box that a node must have to take work, the network that jobs get, and whether jobs of a higher
 -- priority take the devices of others (`preempt`). jobs/model/pool_policy.py
--- has the same levels. What a later version demands is more than any box of this one.
+-- says what the values mean, and has the same levels. What a later version demands is more than any box of this one.
 
 local BOX_LEVELS = {none = 0, user = 1, full = 2}
 local ACCEPTED_FROM = {any = 0, user = 1, full = 2}
@@ -17,6 +17,9 @@ local function read_box(node)
   if not box[1] or box[1] ~= box[2] then return 'none', false end
   return box[3], box[4] == '1'
 end
+
+-- Whether jobs over so many nodes run there: they have the network of these.
+local function may_span(nodes, policy) return tonumber(nodes) == 1 or policy.network ~= 'closed' end
 
 local function has_demanded_box(node, policy)
   if policy.box == 'any' then return true end

@@ -6,11 +6,12 @@ do
 
 local MAX_DEPENDENTS = 1000  -- of one job: all hear of its end in one call
 
--- {'unknown_pool', name...} | {'too_large', n} | {'too_few_nodes', n} of a job that could never run; nothing where it could.
+-- {'unknown_pool', name...} | {'too_large', n} | {'too_few_nodes', n} | {'network_closed'} of a job that could never run; nothing where it could.
 function refuse_unfit(pool, devices, nodes)
   if redis.call('SISMEMBER', keys.POOLS, pool) == 0 then
     return {'unknown_pool', unpack(redis.call('SMEMBERS', keys.POOLS))}
   end
+  if not may_span(nodes, read_policy(pool)) then return {'network_closed'} end
   local offer = read_offer(pool)
   local offered = offer and cjson.decode(offer) or {devices = 0, nodes = 0}  -- a node that a provider would start, and how many
   local largest = redis.call('ZREVRANGE', keys.node_sizes(pool), 0, 0, 'WITHSCORES')

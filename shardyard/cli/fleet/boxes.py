@@ -21,6 +21,7 @@ LEVEL_STYLES = {"full": "green", "user": "yellow", "none": "red"}
 #: What jobs of a pool have, by its policy.
 NETWORKS = {
     "none": "its jobs have no network where the box has one of its own",
+    "closed": "its jobs have no network where the box has one of its own, and none may run on several nodes",
     "host": "its jobs have the node's network",
 }
 
@@ -35,6 +36,7 @@ class BoxDemand(StrEnum):
 
 class PoolNetwork(StrEnum):
     NONE = "none"
+    CLOSED = "closed"
     HOST = "host"
 
 
@@ -54,7 +56,10 @@ def set_command(
     ] = None,
     network: Annotated[
         PoolNetwork | None,
-        typer.Option(help="What jobs get in a box: none (a loopback of their own) or host (the node's network)."),
+        typer.Option(
+            help="What jobs get in a box: none (a loopback of their own), closed (that, and none may run on several "
+            "nodes, which takes their network) or host (the node's network)."
+        ),
     ] = None,
     preempt: Annotated[
         bool | None,
@@ -79,7 +84,7 @@ def set_command(
     shardyard pool set a100 --preempt
     """
     if box is None and network is None and preempt is None:
-        raise InvalidRequest("say what to set: --box any, user or full; --network none or host; --preempt")
+        raise InvalidRequest("say what to set: --box any, user or full; --network none, closed or host; --preempt")
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:

@@ -58,6 +58,7 @@ WITHOUT_BODY = frozenset(
         "POST /v1/sign-out",
         "PATCH /v1/node/files/{path:path}",
         "PUT /v1/node/files/{path:path}",
+        "POST /v1/node/files/{path:path}",
     }
 )
 WITH_BODY = frozenset(

@@ -53,6 +53,10 @@ class NodeCaller:
         headers = {"Repr_Digest": digest(data), "Upload_Length": len(data), "Upload_Offset": 0} | changes
         return await self.ask("PUT", path, data, **headers)
 
+    async def copy(self, source: str, path: str, data: bytes) -> httpx.Response:
+        headers = self.headers | {"Repr-Digest": digest(data), "Upload-Length": str(len(data))}
+        return await self.api.client.post(f"{FILES}/{path}", params={"source": source}, headers=headers)
+
     async def names(self, prefix: str, cursor: str = "") -> Any:
         params = {"prefix": prefix, "cursor": cursor}
         return await self.api.client.get(FILES, params=params, headers=self.headers)
@@ -109,6 +113,36 @@ async def test_a_file_whose_answer_was_lost_is_not_sent_again(node: NodeCaller) 
     assert (await node.ask("PUT", path, b"", **again)).status_code == 204
     assert (await node.ask("HEAD", path, Repr_Digest=digest(b"other"))).headers["upload-offset"] == "0"
     assert stored(node.api) == {path: data}
+
+
+async def test_a_file_that_was_brought_is_copied_on_the_disk(node: NodeCaller) -> None:
+    saved, left, data = f"{node.own}/artifacts/a b?", f"{node.own}/files/c d#", b"weights" * 1000
+    assert (await node.put(saved.replace("?", "%3F"), data)).status_code == 204
+    assert (await node.copy(saved, left.replace("#", "%23"), data)).status_code == 204
+    assert stored(node.api) == {saved: data, left: data}
+    other = await node.copy(saved, left.replace("#", "%23"), b"WEIGHTS" * 1000)
+    assert (other.status_code, other.json()["code"]) == (422, "wrong_digest")
+    missing = await node.copy(f"{node.own}/artifacts/none", left.replace("#", "%23"), data)
+    assert missing.status_code == 404
+    assert stored(node.api) == {saved: data, left: data}
+
+
+async def test_a_copy_is_made_of_what_a_node_may_read_to_where_it_may_write(
+    node: NodeCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, data = f"{node.own}/artifacts/one", b"x" * 40_000
+    assert (await node.put(own, data)).status_code == 204
+    other = "jobs/default/ff/1/report.json"
+    (node.api.storage / other).parent.mkdir(parents=True)
+    (node.api.storage / other).write_bytes(data)
+    codes = [(await node.copy(*pair, data)).status_code for pair in ((other, own), (own, other))]
+    assert codes == [403, 403]
+    monkeypatch.setattr(sums, "SMALL_BYTES", 0)
+    tight(node.api, job_disk_bytes=100_000)
+    codes = [(await node.copy(own, f"{node.own}/artifacts/{name}", data)).status_code for name in ("two", "three")]
+    assert codes == [204, 413]
+    assert (await node.copy(own, own, b"x" * 200_000)).status_code == 413
+    assert (await node.copy("../x", own, data)).status_code == 422
 
 
 async def test_a_node_reaches_nothing_that_is_not_its_own(node: NodeCaller) -> None:

@@ -34,6 +34,9 @@ class StorageBelow:
     def put(self, path: str, file: Path, digest: str) -> None:
         self.remote.put(f"{self.base}/{path}", file, digest)
 
+    def copy(self, source: str, path: str, size: int, digest: str) -> None:
+        self.remote.copy(f"{self.base}/{source}", f"{self.base}/{path}", size, digest)
+
     def size(self, path: str) -> int | None:
         return self.remote.size(f"{self.base}/{path}")
 

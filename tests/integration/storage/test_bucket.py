@@ -23,6 +23,7 @@ import pytest
 from jobs.files import paths
 from jobs.files.paths import node_check
 from jobs.model.settings import Settings
+from jobs.storage.remote import RemoteError, RemoteUnavailable, digest_file
 from jobs.store.client import connect
 from shardyard.client import Client
 from shardyard.service.joining import checks
@@ -348,6 +349,25 @@ def test_a_bucket_that_is_full_refuses_what_is_new_and_nothing_else(service: Buc
     made = create_token(service.client)  # its entry of the audit waits on the API's disk
     service.proxy.heal()
     assert created_tokens(service.client)[0] == made
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "is_for_good"),
+    [
+        *((400, "InvalidArgument", True), (413, "EntityTooLarge", True), (404, "NoSuchBucket", True)),
+        *((400, "RequestTimeout", False), (503, "SlowDown", False)),
+    ],
+)
+def test_what_a_bucket_refuses_for_good_is_told_from_what_it_cannot_do_now(
+    service: BucketService, tmp_path: Path, status: int, code: str, is_for_good: bool
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    service.proxy.refusal, service.proxy.refused = (status, code), frozenset({"PUT"})
+    with pytest.raises(RemoteError) as refused:
+        service.remote.put("refused", tmp_path / "file", digest_file(tmp_path / "file"))
+    assert isinstance(refused.value, RemoteUnavailable) is not is_for_good
+    assert str(refused.value).startswith("refused: ")
+    assert "\n" not in str(refused.value)
 
 
 def node_token(service: BucketService, node: str) -> str:

@@ -157,6 +157,35 @@ def test_a_file_that_is_not_what_its_digest_says_is_not_stored(remote: RemoteSto
     assert remote.names("a") == []
 
 
+def test_a_file_is_copied_under_another_path_in_the_place_of_what_was_there(
+    remote: RemoteStorage, tmp_path: Path
+) -> None:
+    data = os.urandom(CHUNK_BYTES + 17)
+    file, digest = made(tmp_path, data)
+    remote.put("a/checkpoints/model", file, digest)
+    remote.append("a/files/model", 0, b"an older one")
+    for source, path in (("checkpoints/model", "files/model"), ("files/model", f"files/{ODD_NAMES[7]}")):
+        remote.copy(f"a/{source}", f"a/{path}", len(data), digest)
+        assert whole(remote, f"a/{path}") == data
+    remote.remove("a/checkpoints/model")
+    assert remote.names("a") == ["a/files/ends with\n", "a/files/model"]
+    assert whole(remote, "a/files/model") == data
+
+
+@pytest.mark.parametrize("other", [b"", b"other", b"longer than that"])
+def test_what_is_not_the_file_that_was_meant_is_not_copied(remote: RemoteStorage, tmp_path: Path, other: bytes) -> None:
+    _, digest = made(tmp_path, b"model")
+    if other:
+        remote.put("a/model", *made(tmp_path, other))
+    else:
+        remote.append("a/model", 0, b"model")
+        remote.remove("a/model")
+    remote.put("a/copy", *made(tmp_path, b"as it was"))
+    with pytest.raises((UnknownFile, DigestMismatch)):
+        remote.copy("a/model", "a/copy", 5, digest)
+    assert whole(remote, "a/copy") == b"as it was"
+
+
 def test_files_have_any_name(remote: RemoteStorage, tmp_path: Path) -> None:
     for name in ODD_NAMES:
         remote.put(f"files/{name}", *made(tmp_path, name.encode()))
@@ -174,6 +203,8 @@ def test_what_is_no_path_below_the_root_is_refused_by_every_call(
     calls: list[Callable[[], object]] = [
         lambda: remote.append(path, 0, b"x"),
         lambda: remote.put(path, file, digest),
+        lambda: remote.copy(path, "a/b", 1, digest),
+        lambda: remote.copy("a/b", path, 1, digest),
         lambda: remote.size(path),
         lambda: remote.read(path, 0, 1),
         lambda: remote.names(path),
@@ -282,6 +313,15 @@ def test_what_a_crash_has_left_of_joined_segments_is_no_part_of_the_file(s3_serv
     assert b"".join(remote.read_parts(LOG)) == b"0123456789ab"
     assert [(one.path, one.bytes) for one in remote.list_files("jobs")] == [(LOG, 12)]
     assert remote.names("jobs") == [LOG]
+
+
+def test_an_object_without_its_digest_is_not_copied(s3_server: str) -> None:
+    """As earlier versions, and other tools, have put it."""
+    remote = _bucket(s3_server)
+    obstore.put(remote._store, "a/model", b"model")
+    with pytest.raises(DigestMismatch):
+        remote.copy("a/model", "a/copy", 5, hashlib.sha256(b"model").hexdigest())
+    assert remote.names("a") == ["a/model"]
 
 
 def test_two_that_begin_one_file_do_not_mix(s3_server: str) -> None:

@@ -2,11 +2,14 @@
 
 import pytest
 
+from api.schemas import views
+from api.schemas.fleet_facts import FleetFacts
 from jobs import store
 from jobs.model.pool_policy import DEFAULT_POLICY, PoolPolicy
 from jobs.model.records import BoxRights
 from jobs.model.state import JobState, StateReason
 from jobs.store import FleetRecords
+from shardyard.contract.errors import InvalidSpec
 from tests.integration.store.world import TENANT, World
 
 pytestmark = pytest.mark.integration
@@ -129,6 +132,8 @@ def test_policies_are_those_of_one_pool(world: World) -> None:
     [
         (FULL, PoolPolicy(), "none"),
         (FULL, PoolPolicy(network="host"), "host"),
+        (FULL, PoolPolicy(network="closed"), "none"),
+        (USER, PoolPolicy(network="closed"), "host"),
         (USER, PoolPolicy(), "host"),
         (NONE, PoolPolicy(), "host"),
         (None, PoolPolicy(), "host"),
@@ -143,6 +148,28 @@ def test_an_attempt_keeps_which_network_it_has(
     assert networks(world, job) == (None, [])
     world.dispatch()
     assert networks(world, job) == (network, [network])
+
+
+def test_no_job_runs_on_several_nodes_of_a_pool_whose_network_is_closed(world: World) -> None:
+    for name in ("n1", "n2"):
+        world.node(name, 1, box=FULL)
+    before = world.submit(1, nodes=2)
+    world.run(store.set_policy("default", PoolPolicy(network="closed")))
+    with pytest.raises(InvalidSpec) as refused:
+        world.submit(1, nodes=2)
+    assert [(field.field, "--network none" in field.message) for field in refused.value.fields] == [
+        ("resources.nodes", True)
+    ]
+    small = [world.submit() for _ in range(2)]
+    assert sorted(world.dispatch()) == sorted(small), "what waits keeps no node from others"
+    shown = views.job_status(world.run(store.read_job(TENANT, before)), None, FleetFacts.from_records(fleet(world)))
+    assert "never have the network" in shown.reason.message
+    for job in small:
+        attempt, node = world.claim(job), world.job(job).node
+        assert world.finish(attempt)
+        assert world.release(attempt, node=node or "") == 1
+    world.run(store.set_policy("default", DEFAULT_POLICY))
+    assert world.dispatch() == [before]
 
 
 def test_a_policy_that_changes_leaves_the_network_of_attempts_that_were_dispatched(world: World) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from jobs import store
-from jobs.files import paths
+from jobs.files import paths, user_files
 from jobs.files.checkpoints import FORMAT, MANIFEST, CheckpointManifest, ManifestFile
 from jobs.model.settings import Settings
 from jobs.model.state import JobState, StateReason
-from jobs.storage.directory import DirectoryStorage
-from jobs.storage.remote import RemoteRefused, RemoteUnavailable
+from jobs.storage.remote import DigestMismatch, RemoteError, RemoteRefused, RemoteUnavailable, UnknownFile
 from jobs.support import failpoints
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import World
@@ -23,7 +23,7 @@ from tests.support.unreliable_storage import UnreliableStorage
 from workers.carrier import journal
 from workers.carrier.journal import CarryJournal, carried_attempts
 from workers.node.attempt_reaper import AttemptReaper
-from workers.node.carrying import leftovers
+from workers.node.carrying import leftovers, refusals
 from workers.node.carrying.leftovers import LeftoverCarrier
 from workers.node.config import NodeConfig
 from workers.node.held_attempts import HeldAttempts
@@ -33,6 +33,10 @@ from workers.supervisor.ending.pending_end import PendingCheckpoint, PendingEnd,
 pytestmark = pytest.mark.integration
 
 AWAY = RemoteUnavailable("away")
+SAID_BY_S3 = (
+    "Generic S3 error: Error performing PUT http://127.0.0.1:1/bucket/x in 3 ms - Server returned non-2xx status code: "
+    '400 Bad Request: <?xml version="1.0"?>\n<Error><Code>InvalidArgument</Code>\n<Message>no < there</Message></Error>'
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +70,29 @@ class Node(World):
         """As another worker's."""
         return LeftoverCarrier(self.config, self.store, lambda: (), self.remote)
 
+    def saved_checkpoint(self, step: int) -> PendingCheckpoint:
+        """One that is on the node's disk."""
+        body = b"weights"
+        files = {"rank-0.pt": ManifestFile(len(body), hashlib.sha256(body).hexdigest())}
+        manifest = CheckpointManifest(
+            format=FORMAT, step=step, epoch=0, attempt=1, world_size=1, strategy="single", files=files
+        ).encode()
+        directory = paths.checkpoint_dir(self.config.storage, self.left.tenant, self.left.job, step, 1)
+        directory.mkdir(parents=True)
+        (directory / "rank-0.pt").write_bytes(body)
+        (directory / MANIFEST).write_bytes(manifest)
+        return PendingCheckpoint(step, 0, hashlib.sha256(manifest).hexdigest())
+
     def leave_end(
-        self, reason: StateReason = StateReason.COMPLETED, checkpoint: PendingCheckpoint | None = None
+        self,
+        reason: StateReason = StateReason.COMPLETED,
+        checkpoint: PendingCheckpoint | None = None,
+        message: str = "",
     ) -> None:
         """As a supervisor does for which the remote was away too long."""
         assert self.run(store.hand_back(self.left, "c", "n1", {}))
         self.directory.create()
-        save_pending_end(self.directory.pending_end, PendingEnd("c", reason, "", checkpoint=checkpoint))
+        save_pending_end(self.directory.pending_end, PendingEnd("c", reason, message, checkpoint=checkpoint))
 
     def beats(self) -> int:
         return int(self.redis.hget(f"sy:attempt:{self.left}", "beat") or 0)
@@ -142,24 +162,15 @@ def test_a_worker_that_dies_before_it_tells_the_end_tells_it_after_its_restart(
 
 def test_the_checkpoint_that_came_last_is_pointed_to_before_the_end_is_told(node: Node) -> None:
     """A drained job goes on from it elsewhere."""
-    body = b"weights"
-    files = {"rank-0.pt": ManifestFile(len(body), hashlib.sha256(body).hexdigest())}
-    manifest = CheckpointManifest(
-        format=FORMAT, step=20, epoch=0, attempt=1, world_size=1, strategy="single", files=files
-    )
-    directory = paths.checkpoint_dir(node.config.storage, node.left.tenant, node.left.job, 20, 1)
-    directory.mkdir(parents=True)
-    (directory / "rank-0.pt").write_bytes(body)
-    (directory / MANIFEST).write_bytes(manifest.encode())
-    sha256 = hashlib.sha256(manifest.encode()).hexdigest()
-    node.leave_end(StateReason.SERVICE_STOPPED, PendingCheckpoint(20, 0, sha256))
+    saved = node.saved_checkpoint(20)
+    node.leave_end(StateReason.SERVICE_STOPPED, saved)
     assert node.carrier.carry_round()
     record = node.job(node.left.job)
     assert record.state is JobState.QUEUED
     assert record.checkpoint is not None
-    assert (record.checkpoint["step"], record.checkpoint["sha256"]) == (20, sha256)
-    away = DirectoryStorage(node.away)
-    assert away.size(str((directory / MANIFEST).relative_to(node.config.storage))) == len(manifest.encode())
+    assert (record.checkpoint["step"], record.checkpoint["sha256"]) == (20, saved.sha256)
+    directory = paths.checkpoint_dir(node.away, node.left.tenant, node.left.job, 20, 1)
+    assert hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest() == saved.sha256
 
 
 def test_what_a_living_supervisor_carries_is_left_to_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +255,96 @@ def test_files_that_are_refused_for_good_go_at_last(node: Node, monkeypatch: pyt
     monkeypatch.setattr(leftovers, "REFUSED_SECONDS", -1.0)
     node.carrier.carry_round()
     assert node.is_cleared()
+
+
+# -- what the remote refuses ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is offered for a minute."""
+    monkeypatch.setattr(refusals, "REFUSED_SECONDS", 0.0)
+
+
+def refuse(node: Node, part: str, error: RemoteError) -> None:
+    """Have the remote refuse paths with this in them."""
+
+    def check(path: str) -> None:
+        if part in path:
+            raise type(error)(f"{path}: {error}")
+
+    node.remote.before_call = check
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", [RemoteError, RemoteRefused, UnknownFile, DigestMismatch])
+def test_an_end_does_not_wait_for_a_file_that_is_refused_for_good(node: Node, kind: type[RemoteError]) -> None:
+    for name in ("files/kept", "files/refused", "artifacts/kept"):
+        file = node.files / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"weights")
+    node.leave_end(message="every rank succeeded")
+    refuse(node, "files/refused", kind(SAID_BY_S3))
+    assert not node.carrier.carry_round()
+    assert not node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.RUNNING, "it was tried too seldom"
+    assert not node.carrier.carry_round()
+    assert node.restarted().carry_round()
+    record = node.job(node.left.job)
+    said = "files/refused was not kept: the storage refuses it (400 Bad Request: InvalidArgument no < there)"
+    assert (record.state, record.message) == (JobState.SUCCEEDED, f"every rank succeeded; {said}")
+    away = paths.attempt_dir(node.away, node.left.tenant, node.left.job, node.left.number)
+    assert sorted(path.name for path in away.rglob("kept")) == ["kept", "kept"]
+    found = user_files.read_record(away)
+    assert found is not None
+    assert [(one.reason, one.message, one.files, one.bytes) for one in found.left_out] == [("refused", said, 1, 7)]
+    assert node.is_cleared()
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_end_waits_where_nothing_of_the_node_is_taken(node: Node) -> None:
+    node.leave_end()
+    refuse(node, "", RemoteRefused("403: no such token"))
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2 * refusals.REFUSED_TIMES):
+            assert not node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.RUNNING
+    said = [entry for entry in logged if entry["event"] == "storage_refuses_node"]
+    assert [(one["log_level"], one["node"], "SHARDYARD_NODE_TOKEN" in one["advice"]) for one in said] == [
+        ("error", "n1", True)
+    ]
+    node.remote.before_call = lambda path: None
+    assert node.carrier.carry_round()
+    assert (node.state(node.left.job), node.arrived()) == (JobState.SUCCEEDED, b"{}")
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_end_waits_for_a_remote_that_is_only_away_for_one_file(node: Node) -> None:
+    node.leave_end()
+    refuse(node, "report", RemoteUnavailable("503"))
+    for _ in range(2 * refusals.REFUSED_TIMES):
+        assert not node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.RUNNING
+
+
+def test_what_is_refused_is_offered_for_a_while(node: Node) -> None:
+    node.leave_end()
+    refuse(node, "report", RemoteError("400"))
+    for _ in range(2 * refusals.REFUSED_TIMES):
+        assert not node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.RUNNING
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_checkpoint_that_is_refused_is_not_pointed_to(node: Node) -> None:
+    node.leave_end(StateReason.SERVICE_STOPPED, node.saved_checkpoint(20))
+    refuse(node, "/checkpoints/", RemoteError("413: too large"))
+    for _ in range(refusals.REFUSED_TIMES):
+        assert not node.carrier.carry_round()
+    assert node.carrier.carry_round()
+    record = node.job(node.left.job)
+    assert (record.state, record.checkpoint) == (JobState.QUEUED, None)
+    assert "checkpoint of step 20 was not kept" in node.history(node.left.job)[0].message
 
 
 def test_checkpoints_stay_for_a_while_and_bundles_are_no_jobs(node: Node) -> None:

@@ -19,7 +19,7 @@ from jobs import store
 from jobs.files import paths
 from jobs.files.checkpoints import DamagedCheckpoint, directory_name
 from jobs.model.state import StateReason, SupervisorCommand
-from jobs.storage.remote import RemoteError, RemoteRefused, RemoteStorage
+from jobs.storage.remote import RemoteError, RemoteStorage
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from jobs.support import failpoints, fs
@@ -31,6 +31,7 @@ from workers.carrier.attempt_carrier import AttemptCarrier
 from workers.carrier.checkpoints import CarriedCheckpoints
 from workers.carrier.fetching import trim_bundles
 from workers.carrier.journal import CarryJournal, carried_attempts
+from workers.node.carrying import refusals
 from workers.node.config import NodeConfig
 from workers.node.janitor import clear_orphan
 from workers.runtime.launch import AttemptDirectory
@@ -43,11 +44,17 @@ ROUND_SECONDS = 1.0
 AWAY_SECONDS = 5.0
 #: How long an end waits for its files. Then it is reported without them, and the job must not be taken for complete.
 END_SECONDS = 24 * 3600.0
-#: How long files are offered to a remote that refuses them for good: the job may be deleted.
+#: How long files that no end waits for are offered to a remote that refuses them for good: the job may be deleted.
 REFUSED_SECONDS = 3600.0
+#: How often it is said that the remote takes nothing of this node.
+SAY_SECONDS = 600.0
 #: How long checkpoints stay here after the last attempt of their job, which may come back; and how often that is looked
 #: for, and for bundles.
 JOB_SECONDS, CLEAR_SECONDS = 600.0, 60.0
+_ADVICE = (
+    "ends of jobs wait until it takes this node's files: check SHARDYARD_NODE_TOKEN, or the AWS_... variables and what "
+    "the bucket allows, and restart the worker"
+)
 
 
 class LeftoverCarrier:
@@ -66,8 +73,10 @@ class LeftoverCarrier:
         self._store = control
         self._holding = holding
         self._cleared_at = 0.0
-        self._remote = remote
+        self._remote, self._is_given = remote, remote is not None
         self._refused_since: dict[AttemptId, float] = {}
+        self._refusals = refusals.RefusalCount()
+        self._said_at = -SAY_SECONDS
         self._renewed_at = 0.0
         self._unwanted: set[AttemptId] = set()  # ends that wait for nothing any more: cancelled, or lost
         self._stop = threading.Event()
@@ -152,6 +161,7 @@ class LeftoverCarrier:
 
     def _carry_attempt(self, attempt: AttemptId) -> bool:
         own = CarryJournal.of(self._config.state_dir, attempt)
+        carrier: AttemptCarrier | None = None
         try:
             remote = self._open_remote()
             carrier = AttemptCarrier(remote, self._config.storage, attempt, own)
@@ -159,9 +169,12 @@ class LeftoverCarrier:
             self._deliver_checkpoint(attempt, remote)
         except (RemoteError, OSError, ValueError) as error:
             log.warning("leftovers_wait", attempt=str(attempt), why=str(error))
+            if carrier is not None and refusals.is_refusal(error):
+                self._leave_out_refused(attempt, carrier, error)
             self._give_up_if_late(attempt, own, error)
             return False
         self._refused_since.pop(attempt, None)
+        self._refusals.forget(attempt)
         if is_complete:
             failpoints.reach("carry.complete")
             self._report_end(attempt)
@@ -190,6 +203,48 @@ class LeftoverCarrier:
         commit = store.commit_checkpoint(attempt, end.claimant, step=saved.step, epoch=saved.epoch, sha256=saved.sha256)
         log.info("checkpoint_carried", attempt=str(attempt), step=saved.step, reply=self._store.run(commit))
 
+    def _leave_out_refused(self, attempt: AttemptId, carrier: AttemptCarrier, error: Exception) -> None:
+        """Have an end wait no more for what the remote has refused again and again, unless it takes nothing at all.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        file = self._directory(attempt).pending_end
+        end = pending_end.read_pending_end(file)
+        if end is None:
+            return
+        own = paths.attempt_dir(self._config.storage, attempt.tenant, attempt.job, attempt.number)
+        prefix = f"{own.relative_to(self._config.storage)}/"
+        refused = dict(carrier.refused)
+        if not refused and end.checkpoint is not None:  # all files are there, so it was the checkpoint
+            refused = {f"the checkpoint of step {end.checkpoint.step}": str(error)}
+            end = msgspec.structs.replace(end, checkpoint=None)
+        if not self._refusals.count(attempt, refused) or not self._takes_files(str(error)):
+            return
+        names = [path.removeprefix(prefix) for path in sorted(refused)]
+        said = refusals.shorten_said(*min(refused.items()))
+        note = refusals.describe_refused(names, said)
+        log.error("files_left_out", attempt=str(attempt), why=note)
+        pending_end.save_pending_end(file, refusals.note_end(end, note))
+        refusals.record_refused(own, names, said)
+        carrier.leave_out(carrier.refused)
+
+    def _takes_files(self, why: str) -> bool:
+        """Whether the remote takes anything of this node. If not, that is said, and the credentials are read again."""
+        assert self._remote is not None
+        try:
+            if refusals.takes_files(self._remote, self._config.node_id, self._config.state_dir / ".storage-check"):
+                return True
+        except (RemoteError, OSError) as error:
+            log.warning("storage_unavailable", error=str(error))
+            return False
+        if monotonic() - self._said_at > SAY_SECONDS:
+            self._said_at = monotonic()
+            log.error("storage_refuses_node", node=self._config.node_id, why=why, advice=_ADVICE)
+        if not self._is_given:
+            self._remote = None
+        return False
+
     def _report_end(self, attempt: AttemptId) -> None:
         directory = self._directory(attempt)
         if directory.pending_end.exists():
@@ -208,7 +263,7 @@ class LeftoverCarrier:
                 late = msgspec.structs.replace(end, reason=StateReason.STORAGE_FAILED, message=why)
                 pending_end.save_pending_end(file, late)
             self._report_end(attempt)
-        if not isinstance(error, RemoteRefused) or file.exists():
+        if not refusals.is_refusal(error) or file.exists():
             self._refused_since.pop(attempt, None)
         elif monotonic() - self._refused_since.setdefault(attempt, monotonic()) > REFUSED_SECONDS:
             log.error("leftovers_refused", attempt=str(attempt), why=str(error))
@@ -221,6 +276,7 @@ class LeftoverCarrier:
             fs.remove_tree(directory)
         own.remove()
         self._unwanted.discard(attempt)
+        self._refusals.forget(attempt)
         log.info("leftovers_carried", attempt=str(attempt))
 
 

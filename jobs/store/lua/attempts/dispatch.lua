@@ -122,7 +122,7 @@ end
 -- The network of a job: that of the node where it gets none of its own, as those do whose ranks talk from node to node.
 local function choose_network(nodes)
   local _, has_network = read_box(nodes[1])
-  return #nodes == 1 and has_network and policy.network or 'host'
+  return #nodes == 1 and has_network and policy.network ~= 'host' and 'none' or 'host'
 end
 
 -- `head` is the job of a class whose turn it is (`first_job`).
@@ -260,7 +260,10 @@ for _, name in ipairs(redis.call('SMEMBERS', keys.POOLS)) do
   -- While nothing is free, nothing starts, and nodes need not be kept: the first device that is free again is looked at here.
   if largest_gap > 0 or policy.preempt then
     hold = read_hold()
-    for _, class in ipairs(list_classes(pool)) do heads[#heads + 1] = first_job(pool, class, accounts) or nil end
+    for _, class in ipairs(list_classes(pool)) do
+      local _, nodes = read_class(class)
+      if may_span(nodes, policy) then heads[#heads + 1] = first_job(pool, class, accounts) or nil end
+    end
   end
   while #heads > 0 and #created < max_jobs do
     local first = 1

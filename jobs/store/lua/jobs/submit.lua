@@ -2,7 +2,7 @@
 -- `start_after` is a time in microseconds, +<microseconds> from now on, or ''. `depends_on` are ids of jobs that must have
 -- succeeded before it starts, between spaces.
 -- Returns {status, detail...}: created id time start_after reason message queue... (see `queue_view`) | exists id | conflict id
---   | unknown_pool name... | too_large n | too_few_nodes n | unknown_bundle | unknown_jobs id... | many_dependents id
+--   | unknown_pool name... | too_large n | too_few_nodes n | network_closed | unknown_bundle | unknown_jobs id... | many_dependents id
 --   | over_quota account limit used allowed 'never'-or-''
 local tenant, id, pool, devices, nodes, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
   parent, token, bundle, wall, start_after, depends_on, traceparent, caller_span = unpack(ARGV)

@@ -144,6 +144,50 @@ def test_a_file_that_changes_after_it_was_carried_is_carried_again(place: Place)
     assert place.differences() == []
 
 
+def test_a_large_file_with_two_names_travels_once(place: Place) -> None:
+    """A checkpoint, and what the script has left of it in its working directory."""
+    weights = os.urandom(attempt_carrier.COPIED_BYTES)
+    place.write("artifacts/checkpoints/state.bin", weights)
+    place.write("artifacts/small", b"small")
+    assert place.carrier().carry_once() == 0
+    place.remote.calls.clear()
+    place.write("files/state.bin", weights)
+    place.write("files/small", b"small")
+    place.write("files/other", weights[::-1])
+    assert place.carrier().carry_once(finished=True) == 0
+    calls = {path.removeprefix("jobs/default/0a/1/"): call for call, path, _ in place.remote.calls}
+    assert calls == {"files/state.bin": "copy", "files/small": "put", "files/other": "put"}
+    assert place.differences() == []
+
+
+def test_what_the_remote_does_not_copy_travels(place: Place) -> None:
+    """It has lost the file, or another process has put another one there and died before it could say so."""
+    weights = os.urandom(attempt_carrier.COPIED_BYTES)
+    saved = place.write("artifacts/checkpoints/state.bin", weights)
+    carrier = place.carrier()
+    for spoil in (lambda there: there.write_bytes(b"!" * len(weights)), Path.unlink):
+        assert carrier.carry_once() == 0
+        spoil(place.away / saved.relative_to(place.root))
+        left = place.write("files/state.bin", weights)
+        assert carrier.carry_once(finished=True) == 0
+        assert (place.away / left.relative_to(place.root)).read_bytes() == weights
+        left.unlink()
+    assert "copy" not in [call for call, _, _ in place.remote.calls]
+
+
+def test_what_has_changed_since_it_was_carried_is_no_source(place: Place) -> None:
+    weights = os.urandom(attempt_carrier.COPIED_BYTES)
+    carrier = place.carrier()
+    place.write("artifacts/state.bin", weights)
+    carrier.carry_once()
+    place.write("artifacts/state.bin", weights[::-1], age=30.0)
+    carrier.carry_once()
+    place.write("files/state.bin", weights)
+    assert carrier.carry_once(finished=True) == 0
+    assert "copy" not in [call for call, _, _ in place.remote.calls]
+    assert place.differences() == []
+
+
 def test_what_a_program_removes_is_removed_there(place: Place) -> None:
     carrier = place.carrier()
     kept, gone = place.write("artifacts/a/kept", b"1"), place.write("artifacts/a/gone", b"2")
