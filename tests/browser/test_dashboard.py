@@ -255,6 +255,8 @@ def test_a_node_shows_its_box_with_what_it_lacks_and_a_pool_its_policy(pages: Pa
         expect(page.locator("details.box")).to_contain_text("not root")
         found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
         assert found.violations_count == 0, found.generate_report()
+        client.set_pool_policy("default", network="closed")
+        expect(page.get_by_text("no jobs over several nodes")).to_be_visible()
     finally:
         client.set_pool_policy("default")
     expect(page.get_by_text("jobs have the node's network")).to_have_count(0)

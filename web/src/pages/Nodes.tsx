@@ -259,8 +259,13 @@ function policyWords(pool: Pool): string {
   const unboxed = pool.unboxed
     ? `, which ${plural(pool.unboxed, "live node")} lack${pool.unboxed === 1 ? "s" : ""}`
     : "";
-  return `${box}${unboxed}${pool.network === "host" ? " · jobs have the node's network" : ""}`;
+  return `${box}${unboxed}${NETWORKS[pool.network] ?? ""}`;
 }
+
+const NETWORKS: Record<string, string> = {
+  closed: " · no jobs over several nodes",
+  host: " · jobs have the node's network",
+};
 
 const BOXES: Record<string, string> = { full: "full box", user: "box without root", none: "no box" };
 
