@@ -13,8 +13,4 @@ local function read_class(class)
   return tonumber(devices), tonumber(nodes) or 1
 end
 
-local function list_classes(pool)
-  local classes = redis.call('SMEMBERS', keys.queue_classes(pool))
-  for _, class in ipairs(redis.call('SMEMBERS', keys.gang_classes(pool))) do classes[#classes + 1] = class end
-  return classes
-end
+local function list_classes(pool) return redis.call('SUNION', keys.queue_classes(pool), keys.gang_classes(pool)) end

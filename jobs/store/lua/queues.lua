@@ -131,7 +131,10 @@ end
 
 -- What the queue of a job looks like if it waits there, as several values: ahead, free, largest gap, live nodes, total,
 -- nodes whose disk is low.
-local function queue_view(ref)
-  local job = redis.call('HMGET', keys.job(ref), 'state', 'pool', 'score')
-  if job[1] == 'queued' then return jobs_ahead(job[2], job[3], (split_job_ref(ref))), unpack(pool_room(job[2])) end
+local function queue_view(ref, state, pool, score)
+  if state == 'queued' then return jobs_ahead(pool, score, (split_job_ref(ref))), unpack(pool_room(pool)) end
+end
+
+local function read_queue_view(ref)
+  return queue_view(ref, unpack(redis.call('HMGET', keys.job(ref), 'state', 'pool', 'score')))
 end

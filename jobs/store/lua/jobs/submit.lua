@@ -27,4 +27,4 @@ local created, starts = store_job(tenant, id, {pool = pool, devices = devices, n
   token = token, bundle = bundle, wall = wall, start_after = start_after, depends_on = depends_on,
   traceparent = traceparent, caller_span = caller_span})
 if key then redis.call('SET', key, id .. ' ' .. digest, 'EX', remembered_seconds) end
-return {'created', id, created, starts, read_field(keys.job(ref), 'reason'), read_field(keys.job(ref), 'message'), queue_view(ref)}
+return {'created', id, created, starts, read_field(keys.job(ref), 'reason'), read_field(keys.job(ref), 'message'), read_queue_view(ref)}
