@@ -378,8 +378,13 @@ def test_the_keyboard_reaches_everything(pages: Pages, uneven: str) -> None:
     expect(page.get_by_role("button", name="End", exact=True)).to_be_visible()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
-    reached = set()
-    for _ in range(45):
+    wanted, reached = (
+        {"Jobs", "Submit", "Compare", "Devices", "Edit and submit", "Rows", "Waiting", "Start", "End"},
+        set(),
+    )
+    for _ in range(150):  # twice around: what is drawn anew under the focus sends it back to the beginning
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.textContent.trim()"))
-    assert {"Jobs", "Submit", "Compare", "Devices", "Edit and submit", "Rows", "Waiting", "Start", "End"} <= reached
+        if wanted <= reached:
+            break
+    assert wanted <= reached

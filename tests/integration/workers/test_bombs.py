@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,23 @@ while not os.path.exists(f"{output}/end"):
 FORGED = ("Split", "Split of eight devices", "Split of very many devices")
 
 
-def start_bomb(service: Service, source: str) -> str:
+#: A bomb may be over before anybody has looked, so it waits to be lit.
+FUSE = """
+import contextlib, os, signal, time
+while not os.path.exists(os.environ["SHARDYARD_OUTPUT_DIR"] + "/lit"):
+    time.sleep(0.01)
+"""
+
+
+def load_bomb(service: Service, source: str) -> str:
     lines = "\n".join(line[8:] for line in source.splitlines())
-    return service.run_script({"train.py": f"import contextlib, os, signal, time\n{lines}\ntime.sleep(60)\n"})
+    return service.run_script({"train.py": f"{FUSE}{lines}\ntime.sleep(60)\n"})
+
+
+def light_bomb(service: Service, job: str) -> None:
+    output = service.files(job) / "artifacts"
+    eventually(output.exists, f"the start of {job}")
+    (output / "lit").touch()
 
 
 def most_memory(service: Service, job: str) -> int:
@@ -84,10 +99,13 @@ def test_bombs_end_for_what_they_are_and_their_neighbour_goes_on(boxed: Service)
     neighbour = boxed.run_script({"train.py": NEIGHBOUR})
     output = boxed.files(neighbour) / "artifacts"
     eventually((output / "steps").exists, "the neighbour trains")
-    jobs = {name: start_bomb(boxed, source) for name, source in BOMBS.items()}
+    jobs = {name: load_bomb(boxed, source) for name, source in BOMBS.items()}
     forge = (SCRIPTS / "forge.txt").read_text()
     forgers = [boxed.run_script({"train.py": forge}, kind, "12", "2", "0") for kind in FORGED]
     taken = dict.fromkeys((*jobs.values(), *forgers), 0)
+    for job in jobs.values():
+        taken[job] = eventually(partial(most_memory, boxed, job), f"the supervisor of {job}")
+        light_bomb(boxed, job)
 
     def have_ended() -> bool:
         for job in taken:
@@ -113,7 +131,8 @@ def test_bombs_end_for_what_they_are_and_their_neighbour_goes_on(boxed: Service)
 
 
 def test_what_a_log_keeps_of_a_flood_is_bounded(boxed: Service) -> None:
-    job = start_bomb(boxed, BOMBS["log"])
+    job = load_bomb(boxed, BOMBS["log"])
+    light_bomb(boxed, job)
     assert boxed.ended(job).reason is StateReason.RESOURCE_LIMIT
     assert len(boxed.text(job)) <= LIMITS["job_log_bytes"]
 
