@@ -58,7 +58,11 @@ def test_a_time_of_a_file_may_be_a_microsecond_off_and_no_other() -> None:
     assert differences([{"ended_at": first}], [{"ended_at": next_one}]) != []
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name.removesuffix(".tar.gz"))
+@pytest.mark.parametrize(
+    "release",
+    [*(pytest.param(older, marks=pytest.mark.slow) for older in RELEASES[:-1]), RELEASES[-1]],
+    ids=lambda path: path.name.removesuffix(".tar.gz"),
+)
 def test_jobs_of_a_release_are_there_and_go_on(release: Path, up: Up) -> None:
     with tarfile.open(release) as archive:
         archive.extractall(up.data_dir.parent / "recorded", filter="tar")
