@@ -16,7 +16,7 @@ J = TypeVar("J", bound=JobHandle)
 SHOWN = 20
 
 
-class FoundJobs(list[J], Generic[J]):
+class JobSlice(list[J], Generic[J]):
     """A part of a list of jobs, which shows itself as that does."""
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -51,10 +51,10 @@ class BlockingPages(Iterator[J], Generic[J]):
     @overload
     def __getitem__(self, index: int) -> J: ...
     @overload
-    def __getitem__(self, index: slice) -> FoundJobs[J]: ...
-    def __getitem__(self, index: int | slice) -> J | FoundJobs[J]:
+    def __getitem__(self, index: slice) -> JobSlice[J]: ...
+    def __getitem__(self, index: int | slice) -> J | JobSlice[J]:
         self._keep(_needed(index))
-        return FoundJobs(self._kept[index]) if isinstance(index, slice) else self._kept[index]
+        return JobSlice(self._kept[index]) if isinstance(index, slice) else self._kept[index]
 
     def _keep(self, count: int | None) -> None:
         if self._rest is None:
@@ -98,7 +98,7 @@ class AwaitedPages(AsyncIterator[J], Generic[J]):
     @overload
     def __getitem__(self, index: int) -> Awaitable[J]: ...
     @overload
-    def __getitem__(self, index: slice) -> Awaitable[FoundJobs[J]]: ...
+    def __getitem__(self, index: slice) -> Awaitable[JobSlice[J]]: ...
     def __getitem__(self, index: int | slice) -> Awaitable[Any]:
         return self._get(index)
 
@@ -108,7 +108,7 @@ class AwaitedPages(AsyncIterator[J], Generic[J]):
             kept.append(job)
             if count is not None and len(kept) >= count:
                 break
-        return FoundJobs(kept[index]) if isinstance(index, slice) else kept[index]
+        return JobSlice(kept[index]) if isinstance(index, slice) else kept[index]
 
     def __repr__(self) -> str:
         """What to do with it: it asks the service only in what is awaited."""

@@ -301,14 +301,19 @@ def test_an_end_does_not_wait_for_a_file_that_is_refused_for_good(node: Node, ki
     assert node.is_cleared()
 
 
+def carry_in_vain(node: Node) -> None:
+    """More rounds than a refusal takes to be for good, after which the end waits as before."""
+    for _ in range(2 * refusals.REFUSED_TIMES):
+        assert not node.carrier.carry_round()
+    assert node.state(node.left.job) is JobState.RUNNING
+
+
 @pytest.mark.usefixtures("soon")
 def test_an_end_waits_where_nothing_of_the_node_is_taken(node: Node) -> None:
     node.leave_end()
     refuse(node, "", RemoteRefused("403: no such token"))
     with structlog.testing.capture_logs() as logged:
-        for _ in range(2 * refusals.REFUSED_TIMES):
-            assert not node.carrier.carry_round()
-    assert node.state(node.left.job) is JobState.RUNNING
+        carry_in_vain(node)
     said = [entry for entry in logged if entry["event"] == "storage_refuses_node"]
     assert [(one["log_level"], one["node"], "SHARDYARD_NODE_TOKEN" in one["advice"]) for one in said] == [
         ("error", "n1", True)
@@ -322,17 +327,13 @@ def test_an_end_waits_where_nothing_of_the_node_is_taken(node: Node) -> None:
 def test_an_end_waits_for_a_remote_that_is_only_away_for_one_file(node: Node) -> None:
     node.leave_end()
     refuse(node, "report", RemoteUnavailable("503"))
-    for _ in range(2 * refusals.REFUSED_TIMES):
-        assert not node.carrier.carry_round()
-    assert node.state(node.left.job) is JobState.RUNNING
+    carry_in_vain(node)
 
 
 def test_what_is_refused_is_offered_for_a_while(node: Node) -> None:
     node.leave_end()
     refuse(node, "report", RemoteError("400"))
-    for _ in range(2 * refusals.REFUSED_TIMES):
-        assert not node.carrier.carry_round()
-    assert node.state(node.left.job) is JobState.RUNNING
+    carry_in_vain(node)
 
 
 @pytest.mark.usefixtures("soon")
