@@ -1,10 +1,13 @@
-"""What holds for all tiers: settings of the property tests, the order of files, and when garbage is collected."""
+"""What holds for all tiers: settings of the property tests, where events are logged, the order of files, and when
+garbage is collected."""
 
 import gc
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 # A busy machine is slow, which is no fault of what is tested.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# Its default writes to standard output, where a thread that an earlier test left could add a line to what a test reads.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
 
 @pytest.hookimpl(wrapper=True)
