@@ -106,7 +106,7 @@ $(STAMP): pyproject.toml locks/development.txt hatch_build.py web/package-lock.j
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r locks/development.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null || true
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib api jobs shardyard workers >/dev/null || true
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@ $(WEB)
 

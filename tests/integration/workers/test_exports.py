@@ -1,13 +1,10 @@
-"""Metrics as files of other tools, read by those tools' own libraries."""
+"""Metrics as files of other tools, read by their own libraries, which are imported where they are used: it is slow."""
 
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-from wandb.proto import wandb_internal_pb2
 
 from jobs.files import paths
 from jobs.files.metric_file import read_series
@@ -31,12 +28,16 @@ def measured(service: Service, job: str) -> dict[str, list[tuple[int, float]]]:
 
 
 def of_tensorboard(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
     events = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def of_mlflow(directory: Path) -> tuple[dict[str, list[tuple[int, float]]], dict[str, str]]:
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient(directory.as_uri())
     (experiment,) = [each for each in client.search_experiments() if each.name == "shardyard"]
     (run,) = client.search_runs([experiment.experiment_id])
@@ -45,6 +46,8 @@ def of_mlflow(directory: Path) -> tuple[dict[str, list[tuple[int, float]]], dict
 
 
 def of_wandb(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    from wandb.proto import wandb_internal_pb2
+
     (path,) = directory.glob("wandb/offline-run-*/*.wandb")
     found: dict[str, list[tuple[int, float]]] = {}
     for data in records_of(path.read_bytes()):

@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 FILE, DIRECTORY, LINK, PIPE, DEVICE = 0o100644, 0o040755, 0o120777, 0o010644, 0o020644
@@ -51,6 +52,7 @@ class Part:
         }
 
 
+@cache  # each part asks three times
 def deflated(data: bytes) -> bytes:
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     return deflate.compress(data) + deflate.flush()
