@@ -25,6 +25,7 @@ TORCH = {
     "workers.rank.preload",
     "workers.rank.process",  # the number of threads of a rank
     "workers.runtime.process_groups",  # called in ranks and their descendants, once they import torch.distributed
+    "workers.runtime.private_store",  # called by `process_groups`
     "workers.node.forkserver",  # asks whether CUDA was initialised, after which no process may be forked
     "workers.node.preload",
     "workers.supervisor.rendezvous",  # TCPStore
@@ -81,10 +82,28 @@ NO_CREDENTIALS = {"workers.node.forkserver", "workers.node.preload"}
 #: `worker_monitor` forks the worker that it watches, which starts again from nothing.
 FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.handle", "workers.sandbox.box.init"}
 
+IMPORTERS = {"import_module", "__import__"}
 REDIS_LIBRARIES = {"redis", "valkey", "glide", "glide_sync"}
 CREDENTIAL_MODULES = ("jobs.store.client", "jobs.model.settings")
-THREAD_STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "to_thread", "run_sync"}
-FORK_CALLS = {"os.fork", "os.forkpty", "pty.fork", "multiprocessing.Process", "multiprocessing.get_context"}
+THREAD_STARTERS = {
+    "Thread",
+    "ThreadPool",
+    "ThreadPoolExecutor",
+    "Timer",
+    "run_in_executor",
+    "run_sync",
+    "start_new_thread",
+    "to_thread",
+}
+FORK_CALLS = {
+    "concurrent.futures.ProcessPoolExecutor",
+    "multiprocessing.Pool",
+    "multiprocessing.Process",
+    "multiprocessing.get_context",
+    "os.fork",
+    "os.forkpty",
+    "pty.fork",
+}
 
 
 def modules() -> dict[str, Path]:
@@ -113,13 +132,16 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 
 def imported_names(path: Path) -> set[str]:
-    """Modules that a file imports, and what it imports from them, as dotted names."""
+    """Modules that a file imports, and what it imports from them, as dotted names; also those that it names to Python
+    as text."""
     names: set[str] = set()
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
+            names |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
     return names
 
 
@@ -186,12 +208,15 @@ def test_the_forkserver_holds_no_credentials() -> None:
     [
         (imports_torch, "def lazy() -> None:\n    import torch.nn\n"),
         (imports_torch, "from torch import nn\n"),
+        (imports_torch, "import importlib\nnn = importlib.import_module('torch.nn')\n"),
         (starts_threads, "import threading\nthreading.Thread(target=print).start()\n"),
         (starts_threads, "from threading import Timer\nclass Late(Timer): pass\n"),
+        (starts_threads, "async def late(loop) -> None:\n    await loop.run_in_executor(None, print)\n"),
         (holds_credentials, "def lazy() -> None:\n    from jobs.model import settings\n"),
         (holds_credentials, "import redis.asyncio as redis\n"),
         (forks, "import os\npid = os.fork()\n"),
         (forks, "from multiprocessing import Process\n"),
+        (forks, "import concurrent.futures\nconcurrent.futures.ProcessPoolExecutor()\n"),
     ],
 )
 def test_a_module_that_breaks_a_wall_is_found(does: Callable[[Path], bool], source: str, tmp_path: Path) -> None:

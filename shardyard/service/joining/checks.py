@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -310,11 +310,3 @@ def worker_runs(settings: Settings) -> bool:
     finally:
         os.close(file)
     return False
-
-
-def with_deadline(check: Callable[[], Check], what: str) -> Check:
-    """A check, or a row that says with what it ended."""
-    try:
-        return check()
-    except Exception as error:  # noqa: BLE001  (one check must not hide the others)
-        return Check(what, CheckResult.FAILED, f"{type(error).__name__}: {error}", "this is a bug of the check")
