@@ -14,8 +14,8 @@ from tests.acceptance.harness import Up
 
 DEVICES = 8
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
-#: Programs that Playwright can drive, which brings none of its own. The first is Chromium without windows, which takes a
-#: third less of the processor.
+#: Programs that Playwright can drive, which brings none of its own. The first is Chromium without windows, which takes
+#: a third less of the processor.
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 #: What a page may take to show what it should; nothing waits this long when all is well.
 PATIENCE_MS = 60_000

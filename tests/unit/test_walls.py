@@ -17,7 +17,8 @@ PACKAGES = ("api", "jobs", "workers", "shardyard")
 MOST_MODULES = 20
 
 #: A rank imports torch. The forkserver has it in memory for what it forks, and calls nothing of it that computes. A
-#: supervisor runs torch's TCPStore for the rendezvous. No other process has torch.
+#: supervisor runs torch's TCPStore for the rendezvous. No other process has torch: contracts of import-linter say who
+#: may reach these.
 TORCH = {
     "workers.training",
     "workers.probe",
@@ -48,15 +49,18 @@ THREADS = {
     "workers.carrier.thread",
     "workers.node.janitor",
     "workers.node.carrying.leftovers",
-    "workers.supervisor",
+    "workers.supervisor.checkpoints",
+    "workers.supervisor.lease",
+    "workers.supervisor.limits.background_meter",
+    "workers.supervisor.telemetry",
     "workers.training",
     "workers.rehearsal",
     "workers.runtime.context",  # the thread that sends a rank's records
     "workers.probe.step_profiler",  # the thread that sends a trace
 }
 
-#: Addresses and passwords of both Redis servers. Ranks run the code of users: nothing that they are forked with, or
-#: import, holds any. A supervisor reads them when its ranks have been forked.
+#: Addresses and passwords of both Redis servers, the key of secrets, and what a storage asks for. Ranks run the code of
+#: users: nothing that they are forked with, or import, holds any. A supervisor reads them when its ranks are forked.
 CREDENTIALS = {
     "api",
     "jobs.model.settings",
@@ -73,24 +77,39 @@ CREDENTIALS = {
     "workers.sandbox.box.choice",
     "workers.sandbox.box.planner",  # from the settings of its worker, as `check`
     "workers.sandbox.check",  # reads from the settings of its worker which paths the service keeps for itself
-    "workers.supervisor",
+    "workers.supervisor.carriage",
+    "workers.supervisor.ending.pending_end",
+    "workers.supervisor.lease",
+    "workers.supervisor.main",
+    "workers.supervisor.process_setup",  # reads them from a pipe, when its caller has forked
+    "workers.supervisor.telemetry.shipper",
 }
-#: Modules in packages of the table above that must do without.
-NO_CREDENTIALS = {"workers.node.forkserver", "workers.node.preload"}
+#: Modules in packages of the tables above that must do without credentials and threads.
+FORKSERVER = {"workers.node.forkserver", "workers.node.preload"}
 
 #: The forkserver forks supervisors, a supervisor forks ranks, or the first process of its box, which then does.
 #: `worker_monitor` forks the worker that it watches, which starts again from nothing.
-FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.handle", "workers.sandbox.box.init"}
+FORKS = {
+    "workers.node.forkserver",
+    "workers.node.worker_monitor",
+    "workers.provider.slurm",  # sets what its commands inherit between fork and exec; the process has one thread
+    "workers.rank.handle",
+    "workers.sandbox.box.init",
+}
 
 IMPORTERS = {"import_module", "__import__"}
 REDIS_LIBRARIES = {"redis", "valkey", "glide", "glide_sync"}
-CREDENTIAL_MODULES = ("jobs.store.client", "jobs.model.settings")
+CREDENTIAL_MODULES = ("jobs.store.client", "jobs.model.settings", "jobs.support.secret_keys", "workers.carrier.access")
+#: The last part of a name. What takes one as an argument, such as a `partial`, counts as well.
 THREAD_STARTERS = {
     "Thread",
     "ThreadPool",
     "ThreadPoolExecutor",
+    "ThreadingHTTPServer",
+    "ThreadingMixIn",
     "Timer",
     "run_in_executor",
+    "run_in_threadpool",
     "run_sync",
     "start_new_thread",
     "to_thread",
@@ -100,6 +119,7 @@ FORK_CALLS = {
     "multiprocessing.Pool",
     "multiprocessing.Process",
     "multiprocessing.get_context",
+    "multiprocessing.spawn",
     "os.fork",
     "os.forkpty",
     "pty.fork",
@@ -123,7 +143,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             waiting += node.orelse
             continue
         found.append(node)
@@ -131,7 +151,8 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     return tuple(found)
 
 
-def imported_names(path: Path) -> set[str]:
+@cache
+def imported_names(path: Path) -> frozenset[str]:
     """Modules that a file imports, and what it imports from them, as dotted names; also those that it names to Python
     as text."""
     names: set[str] = set()
@@ -142,17 +163,37 @@ def imported_names(path: Path) -> set[str]:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
             names |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
-    return names
+    return frozenset(names)
 
 
-def called_names(path: Path) -> set[str]:
-    calls = (node for node in nodes_of(path) if isinstance(node, ast.Call))
-    return {ast.unparse(call.func) for call in calls}
+@cache
+def used_names(path: Path) -> frozenset[str]:
+    """What a file calls, hands to a call, or derives classes from, as dotted names: `mp.Process` is
+    `multiprocessing.Process` where the file imports that as `mp`."""
+    aliases = _aliases(path)
+    used: set[str] = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call):
+            values: list[ast.expr] = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.ClassDef):
+            values = node.bases
+        else:
+            continue
+        for name in (ast.unparse(value) for value in values if isinstance(value, ast.Name | ast.Attribute)):
+            first, _, rest = name.partition(".")
+            used.add(f"{aliases.get(first, first)}.{rest}".rstrip("."))
+    return frozenset(used)
 
 
-def base_classes(path: Path) -> set[str]:
-    classes = (node for node in nodes_of(path) if isinstance(node, ast.ClassDef))
-    return {ast.unparse(base).rpartition(".")[2] for node in classes for base in node.bases}
+def _aliases(path: Path) -> dict[str, str]:
+    """What imports call things, by their dotted names."""
+    found: dict[str, str] = {}
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
 def imports_torch(path: Path) -> bool:
@@ -160,8 +201,7 @@ def imports_torch(path: Path) -> bool:
 
 
 def starts_threads(path: Path) -> bool:
-    starters = {name.rpartition(".")[2] for name in called_names(path)} & THREAD_STARTERS
-    return bool(starters) or bool(base_classes(path) & {"Thread", "Timer"})
+    return any(name.rpartition(".")[2] in THREAD_STARTERS for name in used_names(path))
 
 
 def holds_credentials(path: Path) -> bool:
@@ -172,7 +212,10 @@ def holds_credentials(path: Path) -> bool:
 
 
 def forks(path: Path) -> bool:
-    return bool((called_names(path) | imported_names(path)) & FORK_CALLS)
+    calls = (node for node in nodes_of(path) if isinstance(node, ast.Call))
+    if any(keyword.arg == "preexec_fn" for call in calls for keyword in call.keywords):
+        return True
+    return any(name.removeprefix("torch.") in FORK_CALLS for name in used_names(path) | imported_names(path))
 
 
 WALLS: list[tuple[Callable[[Path], bool], set[str]]] = [
@@ -197,10 +240,10 @@ def test_only_the_modules_of_the_table_may(does: Callable[[Path], bool], table: 
     assert table - {entry_of(module, table) for module in doing} - {"jobs.model.settings"} == set()
 
 
-def test_the_forkserver_holds_no_credentials() -> None:
+def test_the_forkserver_holds_no_credentials_and_starts_no_thread() -> None:
     found = modules()
-    assert [module for module in sorted(NO_CREDENTIALS) if holds_credentials(found[module])] == []
-    assert [module for module in sorted(NO_CREDENTIALS) if starts_threads(found[module])] == []
+    assert [module for module in sorted(FORKSERVER) if holds_credentials(found[module])] == []
+    assert [module for module in sorted(FORKSERVER) if starts_threads(found[module])] == []
 
 
 @pytest.mark.parametrize(
@@ -209,14 +252,21 @@ def test_the_forkserver_holds_no_credentials() -> None:
         (imports_torch, "def lazy() -> None:\n    import torch.nn\n"),
         (imports_torch, "from torch import nn\n"),
         (imports_torch, "import importlib\nnn = importlib.import_module('torch.nn')\n"),
+        (imports_torch, "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import torch\n"),
         (starts_threads, "import threading\nthreading.Thread(target=print).start()\n"),
         (starts_threads, "from threading import Timer\nclass Late(Timer): pass\n"),
         (starts_threads, "async def late(loop) -> None:\n    await loop.run_in_executor(None, print)\n"),
+        (starts_threads, "from threading import Thread as T\nT(target=print).start()\n"),
+        (starts_threads, "import functools, threading\nmake = functools.partial(threading.Thread, target=print)\n"),
         (holds_credentials, "def lazy() -> None:\n    from jobs.model import settings\n"),
         (holds_credentials, "import redis.asyncio as redis\n"),
+        (holds_credentials, "from jobs.support import secret_keys\n"),
         (forks, "import os\npid = os.fork()\n"),
         (forks, "from multiprocessing import Process\n"),
         (forks, "import concurrent.futures\nconcurrent.futures.ProcessPoolExecutor()\n"),
+        (forks, "import os as system\nsystem.fork()\n"),
+        (forks, "import torch.multiprocessing as mp\nmp.spawn(print)\n"),
+        (forks, "import subprocess\nsubprocess.run(['true'], preexec_fn=print)\n"),
     ],
 )
 def test_a_module_that_breaks_a_wall_is_found(does: Callable[[Path], bool], source: str, tmp_path: Path) -> None:
