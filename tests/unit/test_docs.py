@@ -155,6 +155,32 @@ def test_each_letter_of_the_diagram_has_its_call_and_its_function() -> None:
         assert letter in re.findall(r"\b[a-g]\b", steps), f"{file.name} does not say that it makes step {letter}"
 
 
+def functions_that_reach(name: str) -> set[str]:
+    """Functions of the shared Lua files that call one, or another one that does."""
+    source = "\n".join(path.read_text() for path in SCRIPTS.glob("*.lua"))
+    bodies = dict(re.findall(r"^(?:local )?function (\w+)\(.*\)\n((?:(?!end$).*\n)*)end$", source, re.MULTILINE))
+    found, more = set[str](), {name}
+    while more:
+        found |= more
+        calls = re.compile(rf"\b({'|'.join(found)})\(")
+        more = {caller for caller, body in bodies.items() if calls.search(body)} - found
+    return found
+
+
+def test_every_function_that_ends_an_attempt_is_in_the_table_and_says_which_arrows_it_makes() -> None:
+    calls = re.compile(rf"\b({'|'.join(functions_that_reach('settle_attempt'))})\(")
+    ending = {path.name: path.read_text() for path in SCRIPTS.glob("*/*.lua") if calls.search(path.read_text())}
+    listed = {
+        file: set(re.findall(r"\b[a-g]\b", re.sub(r"\(.*?\)", "", arrows)))
+        for files, _, _, arrows in rows(ARCHITECTURE, "### What ends an attempt")
+        for file in re.findall(r"\w+\.lua", files)
+    }
+    assert set(listed) == set(ending)
+    for file, arrows in listed.items():
+        said = set(re.findall(r"\b[a-g]\b", ending[file].partition(":")[0]))
+        assert arrows <= said, f"{file} says that it makes {sorted(said)}"
+
+
 def test_every_key_of_redis_is_in_the_tables_of_keys() -> None:
     code = (SCRIPTS / "keys.lua").read_text() + (ROOT / "jobs" / "protocol" / "names.py").read_text()
     kinds = set(re.findall(r"'sy:(\w+)", code)) | set(re.findall(r"PREFIX\}?(?: \+ \")?(\w+)", code))

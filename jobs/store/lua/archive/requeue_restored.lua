@@ -1,4 +1,4 @@
--- Ends the attempts that were live when a back-up was made: nothing of them runs in the service that was restored from
+-- f, g: ends the attempts that were live when a back-up was made: nothing of them runs in the service that was restored from
 -- it. Their jobs go back to the queue, at no cost.
 -- Returns how many there were.
 local live = redis.call('SMEMBERS', keys.LEASES)

@@ -1,4 +1,4 @@
--- g: the leader gives an attempt up before anything of it ran, because the part on `node` has not joined in time. That costs
+-- e, f, g: the leader gives an attempt up before anything of it ran, because the part on `node` has not joined in time. That costs
 -- the job nothing, and `node` is avoided next time. The leader's devices stay leased until `release`, as those of the others
 -- that were claimed do.
 -- Returns 'ok' | 'lost'

@@ -1,4 +1,4 @@
--- b, f: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Before that, jobs that wait for
+-- b, f, g: leases free devices to queued jobs, all or nothing, on as many nodes as each wants. Before that, jobs that wait for
 -- others (`awaiting.lua`) are queued, or cancelled where they wait in vain. Anyone may call it at any time.
 -- The order is by priority, then by the shares of tenants (`shares.lua`), then by arrival. Only the head of each class (pool,
 -- devices and nodes wanted) is looked at, so the cost grows neither with the queue nor with the tenants that wait in it.

@@ -1,4 +1,4 @@
--- d, e, g: the claimant of the newest attempt writes its end. Where it has proof that the attempt's processes are dead, it
+-- c, d, e, f, g: the claimant of the newest attempt writes its end. Where it has proof that the attempt's processes are dead, it
 -- names its node, and its devices there are free again; otherwise they stay leased until `release`. `measured` is for the
 -- history of its devices. After the names come pairs of a device and the reason for its quarantine.
 -- Returns 'ok' | 'lost'

@@ -1,4 +1,4 @@
--- g: ends an attempt whose supervisor is gone. `heartbeat` is the counter that the caller saw standing still for a whole
+-- e, f, g: ends an attempt whose supervisor is gone. `heartbeat` is the counter that the caller saw standing still for a whole
 -- lease, or '' when it has proof of death. An attempt that is not claimed has no processes: its devices are free at once,
 -- and it costs the job nothing.
 -- `node` is that of the part whose supervisor it is; '' for the leader.

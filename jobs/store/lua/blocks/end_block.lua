@@ -1,4 +1,4 @@
--- g: the engine says that a block is over, which proves that all of its processes are dead: leases end, and its nodes are
+-- e, f, g: the engine says that a block is over, which proves that all of its processes are dead: leases end, and its nodes are
 -- forgotten with all that they held, quarantine or not. None of them may register again. `name` is the provider's name of the
 -- block, '' where nobody notes it.
 -- Returns how many nodes it still had

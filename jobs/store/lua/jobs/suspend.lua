@@ -1,4 +1,4 @@
--- A user suspends a job: one that is queued leaves the queue, and keeps its place in it. One on devices saves what it has
+-- g: a user suspends a job: one that is queued leaves the queue, and keeps its place in it. One on devices saves what it has
 -- done, and leaves them; one that no supervisor has taken yet leaves them at once.
 -- `versions`, between spaces, are those that it may have; '': any.
 -- Returns 'suspended' | 'suspending' | 'cancelling' | 'finished' | 'missing' | 'changed'

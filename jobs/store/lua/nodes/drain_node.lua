@@ -1,4 +1,4 @@
--- A node takes no new work, or takes it again; what runs there goes on. It stays so when the node comes back.
+-- g: a node takes no new work, or takes it again; what runs there goes on. It stays so when the node comes back.
 -- With a deadline, what runs there then goes to other nodes: the node's agent counts the seconds, by a clock that does
 -- not jump, and calls `evict_node` when they are over; none at all are over at once. What is not claimed goes at once as
 -- well. Asking again replaces the deadline.

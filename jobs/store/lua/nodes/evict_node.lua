@@ -1,4 +1,4 @@
--- The deadline of a drain, the one of the number `drain`, is over: supervisors of the node see it, and their jobs go to
+-- g: the deadline of a drain, the one of the number `drain`, is over: supervisors of the node see it, and their jobs go to
 -- other nodes.
 -- Returns 'ok' | 'changed' (it drains no longer, or with another deadline)
 local node, drain = unpack(ARGV)

@@ -1,4 +1,4 @@
--- A disk of a node is nearly full, and no attempt there is to blame: the supervisors see it, have the ranks save what they
+-- g: a disk of a node is nearly full, and no attempt there is to blame: the supervisors see it, have the ranks save what they
 -- have done, and the jobs go back to queued, at no cost. They start again when there is room: `low` is the disk, as in
 -- `renew_node`, and is noted first, or a job that goes back would start there again before the next heartbeat says it.
 -- Returns how many attempts were asked that had not been before.

@@ -1,4 +1,4 @@
--- The heartbeat of a node. A node that was thought down is alive again with it. `known_drain` is the number of the drain
+-- g: the heartbeat of a node. A node that was thought down is alive again with it. `known_drain` is the number of the drain
 -- that the node knows of, `known_left` the seconds that are left of its deadline: a worker that comes back goes on there.
 -- `low` is the disk that has less free space than the service keeps for itself, as JSON, or '': while there is one, the
 -- node takes no work.

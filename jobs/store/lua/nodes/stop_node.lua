@@ -1,4 +1,4 @@
--- The operator stops this node's attempts: their supervisors see it, and the jobs go back to queued. An attempt that is
+-- g: the operator stops this node's attempts: their supervisors see it, and the jobs go back to queued. An attempt that is
 -- not claimed has no supervisor to see it, and ends here.
 -- Returns how many of its attempts are live.
 local node = unpack(ARGV)
