@@ -16,7 +16,7 @@ from jobs import store
 from jobs.model.pool_policy import DEFAULT_POLICY
 from jobs.model.records import DeviceRecord, NodeRecord
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.scheduling.scheduler import backoff_seconds
+from jobs.scheduling.backoff import backoff_seconds
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from jobs.store.provided_pools import end_block

@@ -5,7 +5,6 @@ once. To spare Redis, reaping is left to one of them at a time, which leads; and
 no API process is there that hears at once when something was queued or freed.
 """
 
-import random
 import threading
 import uuid
 from collections import Counter
@@ -21,6 +20,7 @@ from jobs import store
 from jobs.model.settings import Settings
 from jobs.model.state import StateReason
 from jobs.protocol.names import WAKE_CHANNEL
+from jobs.scheduling.backoff import backoff_seconds
 from jobs.scheduling.hints import HintSender
 from jobs.store import shares
 from jobs.store.client import RedisStore
@@ -63,11 +63,6 @@ class LivenessTracker(Generic[K]):
     def reset(self) -> None:
         self._last_check = None
         self._seen = {}
-
-
-def backoff_seconds(base: float = 1.0) -> float:
-    """Wait before a lost or failed attempt starts again, with jitter so that many do not return at once."""
-    return base * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
 
 
 def _unclaimed_parts(leases: Mapping[store.PartId, int]) -> dict[store.PartId, int]:

@@ -6,7 +6,7 @@ import structlog
 
 from jobs import store
 from jobs.model.state import AttemptState, StateReason
-from jobs.scheduling.scheduler import backoff_seconds
+from jobs.scheduling.backoff import backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from workers.carrier.journal import carried_attempts, is_carried, is_held

@@ -298,7 +298,7 @@ def _check_ready() -> tuple[str, str]:
 
 def _fork_spare(plan: BoxPlan | None) -> tuple[int, socket.socket] | None:
     """A process that waits to be a supervisor, with its box, and the line to it; None where there can be none."""
-    from workers.supervisor.process_setup import become_leader
+    from workers.supervisor.process_setup import start_session
 
     if _why_unsafe_to_fork():
         return None
@@ -310,7 +310,7 @@ def _fork_spare(plan: BoxPlan | None) -> tuple[int, socket.socket] | None:
     if pid == 0:
         try:
             name_process("sy-spare")
-            become_leader(theirs.fileno())
+            start_session(theirs.fileno())
             box = _make_box(plan)
             try:
                 _, descriptors = _receive_message(theirs)
@@ -342,7 +342,7 @@ def _hand_over(spare: tuple[int, socket.socket], descriptors: list[int]) -> int:
 
 
 def _fork_supervisor(descriptors: list[int], plan: BoxPlan | None) -> tuple[str, str]:
-    from workers.supervisor.process_setup import become_leader
+    from workers.supervisor.process_setup import start_session
 
     if why_not := _why_unsafe_to_fork():
         return "failed", why_not
@@ -353,7 +353,7 @@ def _fork_supervisor(descriptors: list[int], plan: BoxPlan | None) -> tuple[str,
     if pid == 0:
         try:
             config = _read_config(descriptors[0])
-            become_leader(descriptors[1])
+            start_session(descriptors[1])
             _run_supervisor(config, descriptors[1], _make_box(plan))
         finally:
             os._exit(1)

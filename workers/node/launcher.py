@@ -10,7 +10,7 @@ from jobs.files import identity
 from jobs.model.records import DeviceRecord
 from jobs.model.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.model.state import JobState, StateReason
-from jobs.scheduling.scheduler import backoff_seconds
+from jobs.scheduling.backoff import backoff_seconds
 from jobs.store import AttemptId, JobView
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import NotFound, SecretKeyUnusable, UnreadableSpec

@@ -211,7 +211,7 @@ class AttemptRun:
         if verdict is None:
             self._export_metrics(self._publisher)
         outcome = self._seal_telemetry(self._publisher, outcome)
-        return AttemptOutcome(outcome.reason, *self.clean((outcome.message, outcome.error, outcome.result)))
+        return AttemptOutcome(outcome.reason, *self.redact((outcome.message, outcome.error, outcome.result)))
 
     def is_delivered(self, outcome: AttemptOutcome) -> bool:
         """Wait, for a while, until the files and the newest checkpoint are where others read them. False: the end has
@@ -225,7 +225,12 @@ class AttemptRun:
         """The newest checkpoint of the attempt, where it is not at the storage yet."""
         return self._checkpoints.writer.pending_checkpoint if self._checkpoints is not None else None
 
-    def clean(self, value: T) -> T:
+    @property
+    def is_carried(self) -> bool:
+        """Whether its files go to a storage that is not mounted here."""
+        return self._carriage is not None
+
+    def redact(self, value: T) -> T:
         """The same text, or mapping or tuple of texts, without values of the job's secrets."""
         return value if self._redactor is None else self._redactor.clean_tree(value)
 

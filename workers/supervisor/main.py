@@ -22,7 +22,7 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic
@@ -32,7 +32,7 @@ import structlog
 from jobs import store
 from jobs.model.device_history import AttemptMarks
 from jobs.model.state import StateReason, SupervisorCommand
-from jobs.scheduling.scheduler import backoff_seconds
+from jobs.scheduling.backoff import backoff_seconds
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.rank import handle
@@ -41,7 +41,7 @@ from workers.runtime.launch import PRIVATE_STORE, AttemptConfig, AttemptDirector
 from workers.sandbox.box.box import Box, BoxFailed
 from workers.supervisor import rendezvous, working_dir
 from workers.supervisor.attempt_run import AttemptRun
-from workers.supervisor.carriage import open_carriage
+from workers.supervisor.carriage import AttemptCarriage, open_carriage
 from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.ending.device_marks import mark_devices
 from workers.supervisor.ending.outcome import LEASE_LOST, AttemptOutcome
@@ -69,6 +69,28 @@ _INTERRUPTED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ForkedAttempt:
+    """An attempt on this node whose ranks wait for their start. `port`: of the rendezvous, if this node serves it."""
+
+    config: AttemptConfig
+    directory: AttemptDirectory
+    box: Box | None
+    ranks: list[RankHandle]
+    port: socket.socket | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedAttempt:
+    """What an attempt has once it is claimed: its lease, the credentials, where its followers join, and how its files
+    reach a storage that is not mounted."""
+
+    lease: LeaseHolder
+    credentials: SupervisorCredentials
+    listener: LinkListener | None
+    carriage: AttemptCarriage | None
+
+
 def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | BoxFailed | None) -> None:
     """Run one attempt to its end. Ranks are dead, and their devices released or quarantined, when it returns. `box`:
     the attempt's, or why it could not be made; None where this node gives its jobs none.
@@ -77,53 +99,32 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection, box: Box | Bo
         BoxFailed: there is no box, where there should be one.
     """
     directory = own_attempt(config)
-    if isinstance(box, BoxFailed):
-        raise box
-    config = box.begin(config) if box is not None else replace(config, network="host")
-    port, ranks = fork_waiting_ranks(config, box)
-    credentials, lease = open_lease(config, credentials_pipe)
-    listener = LinkListener(config.address, config.attempt) if config.is_gang and config.part == 0 else None
-    lease.main_thread.on_overdue = partial(kill_ranks, ranks)
-    lease.main_thread.expect_within(START_SECONDS)
-    if not claim_attempt(lease, listener):
-        if not discard_ranks(config, directory, ranks, box):
-            directory.remove()
+    attempt = fork_waiting_ranks(config, directory, box)
+    claimed = claim_attempt(attempt, credentials_pipe)
+    if claimed is None:
         return
-    carriage = open_carriage(config, credentials.storage)
     if config.part:
-        part = PartRun(config, lease, ranks, box, credentials.secrets, credentials.telemetry_url, carriage)
-        follow_leader(config, directory, part, ranks, box)
+        follow_leader(attempt, claimed)
         return
-
-    run = AttemptRun(config, lease, ranks, box, credentials.secrets, listener, carriage)
+    run = AttemptRun(
+        attempt.config,
+        claimed.lease,
+        attempt.ranks,
+        attempt.box,
+        claimed.credentials.secrets,
+        claimed.listener,
+        claimed.carriage,
+    )
     try:
-        run.open(port, credentials.telemetry_url)
+        run.open(attempt.port, claimed.credentials.telemetry_url)
     except Exception as error:  # noqa: BLE001  (the job's status shows it)
-        survivors = discard_ranks(config, directory, ranks, box)
-        run.abort()
-        if isinstance(error, NotJoined):
-            abandon(config, directory, lease, error, survivors)
-        else:
-            outcome = review_failed_start(config, outcome_of_failed_start(error))
-            if carriage is not None:
-                lease.hand_back_devices(devices_to_quarantine(config, survivors))
-            end_attempt(config, directory, lease, run, outcome, survivors)
-        run.dismiss_followers("not started")
-        return
-    outcome = run.monitor_ranks()
-
-    survivors = run.clean(sweep_processes(config, directory, box))
-    if carriage is not None:
-        lease.hand_back_devices(devices_to_quarantine(config, survivors))
-    outcome = run.close(outcome)  # before the end is written: a client that sees it finds the whole log and report
-    marks = mark_devices(config, run.devices, run.device_times, outcome)
-    end_attempt(config, directory, lease, run, outcome, survivors, marks)
-    run.dismiss_followers(outcome.reason)
-    run.await_shipping()
+        end_unstarted(attempt, claimed.lease, run, error)
+    else:
+        end_attempt(attempt, claimed.lease, run, run.monitor_ranks())
 
 
 def main(config: AttemptConfig, credentials_pipe: Connection, box: Box | BoxFailed | None) -> None:
-    """Entry point in the forked process, once that is a leader. Leaves with `os._exit`: the forkserver's exit handlers
+    """Entry point in the forked process, once it has a session. Leaves with `os._exit`: the forkserver's exit handlers
     are not ours."""
     code = 1
     try:
@@ -146,30 +147,45 @@ def main(config: AttemptConfig, credentials_pipe: Connection, box: Box | BoxFail
 # -- 2: fork the ranks -----------------------------------------------------------------------------------
 
 
-def fork_waiting_ranks(config: AttemptConfig, box: Box | None) -> tuple[socket.socket | None, list[RankHandle]]:
-    """Bind the rendezvous port, where the ranks need one from this node, and fork them."""
+def fork_waiting_ranks(
+    config: AttemptConfig, directory: AttemptDirectory, box: Box | BoxFailed | None
+) -> ForkedAttempt:
+    """Bind the rendezvous port, where the ranks need one from this node, and fork them.
+
+    Raises:
+        BoxFailed: there is no box, where there should be one.
+    """
+    if isinstance(box, BoxFailed):
+        raise box
+    config = box.begin(config) if box is not None else replace(config, network="host")
     if not config.is_distributed or config.part:
-        return None, handle.fork_ranks(config, None, box)
+        return ForkedAttempt(config, directory, box, handle.fork_ranks(config, None, box), None)
     if box is not None and not box.has_own_network and not config.is_gang:
         box.make_directory(os.path.dirname(PRIVATE_STORE))
     port = (box.listen if box is not None and box.has_own_network else rendezvous.bind_port)(config.address)
-    return port, handle.fork_ranks(config, port.getsockname()[1], box)
+    ranks = handle.fork_ranks(config, port.getsockname()[1], box)
+    return ForkedAttempt(config, directory, box, ranks, port)
 
 
 # -- 3: claim the attempt --------------------------------------------------------------------------------
 
 
-def open_lease(config: AttemptConfig, credentials_pipe: Connection) -> tuple[SupervisorCredentials, LeaseHolder]:
+def claim_attempt(attempt: ForkedAttempt, credentials_pipe: Connection) -> ClaimedAttempt | None:
+    """Read the credentials, connect, and claim this node's part. None if that is refused: the ranks are dead then."""
+    config = attempt.config
     credentials = read_credentials(credentials_pipe)
     control = RedisStore.from_url(credentials.control_url)
-    return credentials, LeaseHolder(control, config.attempt, config.node, config.beat_seconds)
-
-
-def claim_attempt(lease: LeaseHolder, listener: LinkListener | None) -> bool:
+    lease = LeaseHolder(control, config.attempt, config.node, config.beat_seconds)
+    listener = LinkListener(config.address, config.attempt) if config.is_gang and config.part == 0 else None
+    lease.main_thread.on_overdue = partial(kill_ranks, attempt.ranks)
+    lease.main_thread.expect_within(START_SECONDS)
     claim = lease.claim("" if listener is None else listener.endpoint)
-    if not claim.granted:
-        log.info("claim_refused", why=claim.refused)
-    return claim.granted
+    if claim.granted:
+        return ClaimedAttempt(lease, credentials, listener, open_carriage(config, credentials.storage))
+    log.info("claim_refused", why=claim.refused)
+    if not discard_ranks(attempt):
+        attempt.directory.remove()
+    return None
 
 
 def refuse_attempt(config: AttemptConfig, credentials_pipe: Connection, error: BaseException) -> None:
@@ -183,33 +199,68 @@ def refuse_attempt(config: AttemptConfig, credentials_pipe: Connection, error: B
     )
 
 
-# -- 4: a part that does not lead; an attempt that does not start ----------------------------------------
+# -- a part that follows ---------------------------------------------------------------------------------
 
 
-def follow_leader(
-    config: AttemptConfig, directory: AttemptDirectory, part: PartRun, ranks: list[RankHandle], box: Box | None
-) -> None:
+def follow_leader(attempt: ForkedAttempt, claimed: ClaimedAttempt) -> None:
     """Run a part of an attempt to its end; what becomes of the attempt is the leader's to say."""
+    credentials = claimed.credentials
+    part = PartRun(
+        attempt.config,
+        claimed.lease,
+        attempt.ranks,
+        attempt.box,
+        credentials.secrets,
+        credentials.telemetry_url,
+        claimed.carriage,
+    )
     try:
         part.join()
         part.run_ranks()
     except (PartInterrupted, LinkFailure, Unavailable) as error:
         log.warning("part_ended_early", why=str(error))
-        survivors = discard_ranks(config, directory, ranks, box)
+        survivors = discard_ranks(attempt)
     else:
-        survivors = sweep_processes(config, directory, box)
-    if part.close(survivors, devices_to_quarantine(config, survivors)) and not survivors:
-        directory.remove()
+        survivors = sweep_processes(attempt)
+    if part.close(survivors, devices_to_quarantine(attempt.config, survivors)) and not survivors:
+        attempt.directory.remove()
 
 
-def abandon(
-    config: AttemptConfig, directory: AttemptDirectory, lease: LeaseHolder, why: NotJoined, survivors: dict[int, str]
-) -> None:
+# -- 5: end the attempt ----------------------------------------------------------------------------------
+
+
+def end_attempt(attempt: ForkedAttempt, lease: LeaseHolder, run: AttemptRun, outcome: AttemptOutcome) -> None:
+    """Sweep an attempt whose ranks are dead, complete its files, and write how it ended."""
+    survivors = run.redact(sweep_processes(attempt))
+    if run.is_carried:
+        lease.hand_back_devices(devices_to_quarantine(attempt.config, survivors))
+    outcome = run.close(outcome)  # before the end is written: a client that sees it finds the whole log and report
+    marks = mark_devices(attempt.config, run.devices, run.device_times, outcome)
+    deliver_end(attempt, lease, run, outcome, survivors, marks)
+    run.dismiss_followers(outcome.reason)
+    run.await_shipping()
+
+
+def end_unstarted(attempt: ForkedAttempt, lease: LeaseHolder, run: AttemptRun, error: Exception) -> None:
+    """End an attempt that could not be opened, whose ranks wait for a start that does not come."""
+    survivors = discard_ranks(attempt)
+    run.abort()
+    if isinstance(error, NotJoined):
+        abandon(attempt, lease, error, survivors)
+    else:
+        outcome = review_failed_start(attempt.config, outcome_of_failed_start(error))
+        if run.is_carried:
+            lease.hand_back_devices(devices_to_quarantine(attempt.config, survivors))
+        deliver_end(attempt, lease, run, outcome, survivors)
+    run.dismiss_followers("not started")
+
+
+def abandon(attempt: ForkedAttempt, lease: LeaseHolder, why: NotJoined, survivors: dict[int, str]) -> None:
     """Send the attempt back to the queue at nobody's cost, since a part of it has not joined."""
     missing = next(iter(why.missing.values()))
-    lease.abandon(missing, str(why), backoff_seconds(), devices_to_quarantine(config, survivors))
+    lease.abandon(missing, str(why), backoff_seconds(), devices_to_quarantine(attempt.config, survivors))
     if not survivors:
-        directory.remove()
+        attempt.directory.remove()
 
 
 def outcome_of_failed_start(error: Exception) -> AttemptOutcome:
@@ -224,17 +275,15 @@ def outcome_of_failed_start(error: Exception) -> AttemptOutcome:
     return AttemptOutcome(StateReason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
 
-def discard_ranks(
-    config: AttemptConfig, directory: AttemptDirectory, ranks: list[RankHandle], box: Box | None
-) -> dict[int, str]:
+def discard_ranks(attempt: ForkedAttempt) -> dict[int, str]:
     """End ranks that must not run. Returns the processes that would not die, as `sweep_attempt` does."""
-    kill_ranks(ranks)
+    kill_ranks(attempt.ranks)
     deadline = monotonic() + KILL_SECONDS
-    while (alive := [rank for rank in ranks if not rank.reap()]) and monotonic() < deadline:
+    while (alive := [rank for rank in attempt.ranks if not rank.reap()]) and monotonic() < deadline:
         await_death(alive, deadline - monotonic())
-    survivors = sweep_processes(config, directory, box)
-    if config.part == 0:
-        working_dir.reclaim_storage(config.storage, config.attempt)
+    survivors = sweep_processes(attempt)
+    if attempt.config.part == 0:
+        working_dir.reclaim_storage(attempt.config.storage, attempt.config.attempt)
     return survivors
 
 
@@ -244,22 +293,18 @@ def kill_ranks(ranks: list[RankHandle]) -> None:
         rank.kill(signal.SIGKILL)
 
 
-def sweep_processes(config: AttemptConfig, directory: AttemptDirectory, box: Box | None) -> dict[int, str]:
+def sweep_processes(attempt: ForkedAttempt) -> dict[int, str]:
     """Kill what is left of the attempt, with its box. Returns the processes that would not die."""
-    if box is not None:
-        box.destroy()
-    survivors = sweep_attempt(directory, config.attempt)
-    if box is not None and not survivors:
-        box.release()
+    if attempt.box is not None:
+        attempt.box.destroy()
+    survivors = sweep_attempt(attempt.directory, attempt.config.attempt)
+    if attempt.box is not None and not survivors:
+        attempt.box.release()
     return survivors
 
 
-# -- 5: end the attempt ----------------------------------------------------------------------------------
-
-
-def end_attempt(
-    config: AttemptConfig,
-    directory: AttemptDirectory,
+def deliver_end(
+    attempt: ForkedAttempt,
     lease: LeaseHolder,
     run: AttemptRun,
     outcome: AttemptOutcome,
@@ -269,19 +314,19 @@ def end_attempt(
     """Write how the attempt ended, as soon as its files are where others read them; where that takes long, leave both
     to the node's agent."""
     if not run.is_delivered(outcome):
+        pending = attempt.directory.pending_end
         try:
-            lease.leave_end(outcome, backoff_seconds(), measured, run.pending_checkpoint, directory.pending_end)
+            lease.leave_end(outcome, backoff_seconds(), measured, run.pending_checkpoint, pending)
         except OSError as error:
             log.error("end_not_kept", error=str(error))  # so it cannot wait
         else:
             log.warning("end_waits_for_files", reason=outcome.reason, message=outcome.message)
             return
-    write_end(config, directory, lease, outcome, survivors, measured)
+    write_end(attempt, lease, outcome, survivors, measured)
 
 
 def write_end(
-    config: AttemptConfig,
-    directory: AttemptDirectory,
+    attempt: ForkedAttempt,
     lease: LeaseHolder,
     outcome: AttemptOutcome,
     survivors: dict[int, str],
@@ -289,15 +334,15 @@ def write_end(
 ) -> None:
     """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead.
     `measured` goes into the devices' history."""
-    quarantine = devices_to_quarantine(config, survivors)
+    quarantine = devices_to_quarantine(attempt.config, survivors)
     end = outcome.reason, outcome.message, outcome.error, outcome.result
-    if lease.finish(*end, backoff_seconds(), quarantine, measured, pending_file=directory.pending_end):
+    if lease.finish(*end, backoff_seconds(), quarantine, measured, pending_file=attempt.directory.pending_end):
         log.info("attempt_over", reason=outcome.reason, message=outcome.message)
     else:
         log.warning("lease_lost", ending=outcome.reason, message=outcome.message)
         lease.release_devices(quarantine)
     if not survivors:
-        directory.remove()
+        attempt.directory.remove()
 
 
 def devices_to_quarantine(config: AttemptConfig, survivors: dict[int, str]) -> dict[int, str]:

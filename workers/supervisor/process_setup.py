@@ -31,7 +31,7 @@ class SupervisorCredentials:
     storage: RemoteAccess = field(default_factory=RemoteAccess)
 
 
-def become_leader(kept_fd: int) -> None:
+def start_session(kept_fd: int) -> None:
     """Do what needs no attempt: start a session, adopt orphans, close all descriptors but `kept_fd` and 0 to 2."""
     os.setsid()
     adopt_orphans()

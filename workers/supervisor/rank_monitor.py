@@ -159,7 +159,7 @@ class RankMonitor:
             self._loop.register(rank.pidfd, partial(self._on_death, rank))
             self._reader.watch_rank(rank)
         if self._followers is not None:
-            self._reader.clean_records(self._followers.ranks)
+            self._reader.redact_records(self._followers.ranks)
             self._followers.watch(self._loop, self._follower_events())
         while any(rank.is_alive for rank in self._ranks) and not self._end.has_given_up(monotonic()):
             self._loop.run_once(self._seconds_to_deadline())

@@ -45,12 +45,12 @@ class RankReader:
         self._redactor = redactor
 
     def watch_rank(self, rank: RankHandle) -> None:
-        self.clean_records([rank])
+        self.redact_records([rank])
         self._loop.register_input(rank.channel, partial(self._read_records, rank))
         for output in rank.outputs:
             self._loop.register_input(output.fd, partial(self.read_output, rank, output))
 
-    def clean_records(self, ranks: Iterable[RankHandle]) -> None:
+    def redact_records(self, ranks: Iterable[RankHandle]) -> None:
         """Take values of secrets out of what these ranks will send."""
         if self._redactor is not None:
             for rank in ranks:

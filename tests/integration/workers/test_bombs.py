@@ -100,10 +100,10 @@ def test_bombs_end_for_what_they_are_and_their_neighbour_goes_on(boxed: Service)
     output = boxed.files(neighbour) / "artifacts"
     eventually((output / "steps").exists, "the neighbour trains")
     jobs = {name: load_bomb(boxed, source) for name, source in BOMBS.items()}
-    forge = (SCRIPTS / "forge.txt").read_text()
+    forge = FUSE + (SCRIPTS / "forge.txt").read_text()
     forgers = [boxed.run_script({"train.py": forge}, kind, "12", "2", "0") for kind in FORGED]
     taken = dict.fromkeys((*jobs.values(), *forgers), 0)
-    for job in jobs.values():
+    for job in taken:
         taken[job] = eventually(partial(most_memory, boxed, job), f"the supervisor of {job}")
         light_bomb(boxed, job)
 

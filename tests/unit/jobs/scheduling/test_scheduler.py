@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.scheduling.scheduler import LivenessTracker, backoff_seconds
+from jobs.scheduling.backoff import backoff_seconds
+from jobs.scheduling.scheduler import LivenessTracker
 
 PATIENCE = 120.0
 GAP = 6.0
