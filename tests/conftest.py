@@ -1,6 +1,7 @@
 """What holds for all tiers: settings of the property tests, where events are logged, the order of files, and when
 garbage is collected."""
 
+import functools
 import gc
 import sys
 from collections.abc import Generator
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+import typer.main
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ settings.load_profile("patient")
 
 # Its default writes to standard output, where a thread that an earlier test left could add a line to what a test reads.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
+
+# A process builds its tree of commands once, which takes 40 ms; one that runs tests calls them a thousand times.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.hookimpl(wrapper=True)
