@@ -243,7 +243,7 @@ LogStreamNames = Annotated[
     str,
     Query(
         max_length=100,
-        description="all, or some of stdout, stderr, shard, service with commas between them; left out: all for a "
+        description="all, or some of stdout, stderr, shard, service, comma-separated; left out: all for a "
         "recipe, all but shard for a script",
         json_schema_extra={"pattern": f"^(|all|({'|'.join(STREAMS)})(,({'|'.join(STREAMS)}))*)$"},
     ),

@@ -42,7 +42,7 @@ class NewWebhookRequest(BaseModel):
     format: Literal["json", "slack", "github", "email"] = Field(
         "json",
         description="json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, "
-        "statuses of the commits that jobs name; email",
+        "statuses on the commits that jobs name; email",
     )
     repo: Repository = Field(None, description="owner/name of the repository whose commits get statuses")
     token_secret: TokenSecret = Field(

@@ -255,7 +255,7 @@ class Settings(BaseSettings):
         "",
         max_length=63,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._/-]*)?$",
-        description="where this node stands, for example its rack or switch: a job on several nodes gets those of one "
+        description="where this node is, for example its rack or switch: a job on several nodes gets those of one "
         "label first",
     )
     block: str = Field(

@@ -39,7 +39,7 @@ def backup_command(
     storage: Storage = None,
     deadline: Annotated[
         str,
-        typer.Option(help="Files of jobs that are not copied by then are left out: seconds, or 10m, 2h, 1d."),
+        typer.Option(help="Leave out files of jobs that are not copied within this time: seconds, or 10m, 2h, 1d."),
     ] = "1d",
 ) -> None:
     """Back up the service of this machine, running or stopped, or one with its own Redis server.

@@ -11,7 +11,7 @@ export interface components {
     schemas: {
         /**
          * ArtifactList
-         * @description The files of an attempt. `truncated` is true if there are more files than one list shows; `left_out` has what a script wrote into its working directory and what was not kept.
+         * @description The files of an attempt. `truncated` is true if there are more files than this list shows; `left_out` has what a script wrote into its working directory and what was not kept.
          */
         ArtifactList: {
             /** @description number of the attempt, from 1; 0 before the first */
@@ -1870,7 +1870,7 @@ export interface components {
             events?: ("*" | "job.*" | "finding.*" | "quota.*" | "node.*" | "device.*" | "job.queued" | "job.starting" | "job.running" | "job.succeeded" | "job.failed" | "job.cancelled" | "finding.new" | "quota.reached" | "node.up" | "node.down" | "device.quarantined" | "device.released")[];
             /**
              * Format
-             * @description json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, statuses of the commits that jobs name; email
+             * @description json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, statuses on the commits that jobs name; email
              * @default json
              * @enum {string}
              */

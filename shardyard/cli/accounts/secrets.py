@@ -22,7 +22,7 @@ MAX_VALUE_BYTES, MAX_LINE_END = 65_536, 2
 #: What is shorter is not looked for in what jobs print (`workers.supervisor.redaction`).
 MIN_HIDDEN = 8
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What jobs call it.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name by which jobs refer to it.", show_default=False)]
 
 
 @app.command("put")
@@ -49,7 +49,7 @@ def put_command(
         client.call(call)
     print(f"{name} is stored; jobs name it with --secret VARIABLE={name}")
     if len(value) < MIN_HIDDEN:
-        print(f"! it is shorter than {MIN_HIDDEN} characters, so it is not hidden in what jobs print", file=sys.stderr)
+        print(f"! it is shorter than {MIN_HIDDEN} characters, so it is not redacted in job output", file=sys.stderr)
     return None
 
 

@@ -111,7 +111,7 @@ def policy_lines(pool: "PoolView") -> Iterator[str]:
     if pool.preempt:
         yield f"jobs of {pool.name} give their devices to those of a higher priority"
     if not pool.nodes:
-        yield f"no node serves {pool.name} now; this counts for those that join it"
+        yield f"no node serves {pool.name} now; this applies to those that join it"
     yield from unboxed_lines([pool])
 
 
