@@ -472,7 +472,7 @@ def _without_dependencies(spec: JobSpec) -> bytes:
 def _require_version(record: JobRecord, versions: Collection[int] | None) -> None:
     """Of an archived job, which does not change any more. Raises PreconditionFailed."""
     if versions is not None and record.version not in versions:
-        raise PreconditionFailed(f"job {record.id} is not as it was any more; read it again, and decide again")
+        raise PreconditionFailed(f"job {record.id} has changed meanwhile; read it again, and decide again")
 
 
 async def _search_jobs(

@@ -131,7 +131,7 @@ class ChannelOpener:
         except SecretKeyUnusable:
             raise DeliveryFailed(f"the service cannot decrypt the secret {name!r}") from None
         if not (token.isascii() and token.isprintable() and 0 < len(token) <= MAX_TOKEN_LENGTH and " " not in token):
-            raise DeliveryFailed(f"the secret {name!r} is no token")
+            raise DeliveryFailed(f"the secret {name!r} is not a token")
         return token
 
     def _decrypt(self, tenant: str, name: str, sealed: bytes) -> str:

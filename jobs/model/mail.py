@@ -47,5 +47,5 @@ def parse_domains(text: str) -> frozenset[str]:
     domains = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
     for domain in domains - {"*"}:
         if _DOMAIN_ALONE.fullmatch(domain) is None:
-            raise ValueError(f"{domain[:64]!r} is no domain")
+            raise ValueError(f"{domain[:64]!r} is not a domain")
     return domains

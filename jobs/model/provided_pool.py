@@ -72,9 +72,7 @@ class ProvidedPool:
         """Why a job waits for nodes of it; "" where more will not come."""
         engine = self.offer.engine
         if self.silent:
-            return (
-                f"the provider of this pool ({self.offer.provider}) is not heard of; start `shardyard provider` again"
-            )
+            return f"the provider of this pool ({self.offer.provider}) sends nothing; start `shardyard provider` again"
         if awaited := next((block for block in self._in_order if block.coming), None):
             return awaited.describe(engine)
         if self.offer.error:

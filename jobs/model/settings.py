@@ -222,18 +222,18 @@ class Settings(BaseSettings):
         2_147_483_648,
         ge=0,
         le=2**53,
-        description="what is kept at most of the files that a script leaves in its working directory; for all attempts "
-        "of a job together",
+        description="the most that is kept of the files that a script leaves in its working directory; for all "
+        "attempts of a job together",
     )
 
     retention_days: float = Field(
-        30, ge=0, le=36_500, description="how long a finished job stays in Redis before it is archived; 0: for ever"
+        30, ge=0, le=36_500, description="how long a finished job stays in Redis before it is archived; 0: forever"
     )
     archive_days: float = Field(
-        0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: for ever"
+        0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: forever"
     )
     audit_days: float = Field(
-        365, ge=0, le=36_500, description="how long entries of the audit are kept, by whole days; 0: for ever"
+        365, ge=0, le=36_500, description="how long entries of the audit are kept, by whole days; 0: forever"
     )
 
     node: str = Field(
@@ -263,7 +263,7 @@ class Settings(BaseSettings):
         max_length=63,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
         description="block of an engine that this node is part of, for example the id of a Slurm job: the node is "
-        "forgotten when that is over; without it, the node is there for good",
+        "forgotten when that is over; without it, the node is permanent",
     )
     nodes: int = Field(
         1,
@@ -353,8 +353,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=65_536,
-        description="jobs of so many devices or more get devices that were slow lately only if no others are free; "
-        "0: no jobs",
+        description="jobs with this many devices or more get recently slow devices only if no others are free; 0: no "
+        "jobs",
     )
     grace_seconds: Seconds = Field(3, description="time between SIGTERM and SIGKILL for a rank")
 

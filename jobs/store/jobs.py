@@ -167,7 +167,9 @@ def raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
         raise TooLargeForPool(
             f"the job needs {spec.resources.devices} devices on each of {spec.resources.nodes} nodes, but "
             f"{detail[0]} of pool {spec.pool!r} have so many; lower resources.nodes or choose another pool",
-            fields=(FieldError("resources.nodes", f"at most {detail[0]} in pool {spec.pool!r} with so many devices"),),
+            fields=(
+                FieldError("resources.nodes", f"at most {detail[0]} in pool {spec.pool!r} with that many devices"),
+            ),
         )
 
 
@@ -304,7 +306,7 @@ def _join_versions(versions: Versions) -> str:
 
 def _raise_if_changed(reply: bytes, job: str) -> None:
     if reply == b"changed":
-        raise PreconditionFailed(f"job {job} is not as it was any more; read it again, and decide again")
+        raise PreconditionFailed(f"job {job} has changed meanwhile; read it again, and decide again")
 
 
 def _raise_if_over(reply: bytes, job: str, what: str) -> None:

@@ -70,7 +70,9 @@ def _parse_key(line: str, path: Path) -> bytes:
         key = base64.urlsafe_b64decode(line)
         if len(key) == KEY_BYTES:
             return key
-    raise SecretKeyUnusable(f"the file of secret keys, {path}, has a line that is no key: 32 bytes in URL-safe base64")
+    raise SecretKeyUnusable(
+        f"the file of secret keys, {path}, has a line that is not a key: 32 bytes in URL-safe base64"
+    )
 
 
 def _head_of(key: bytes) -> bytes:

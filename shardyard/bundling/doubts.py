@@ -25,7 +25,7 @@ def find_doubts(directory: Path, chosen: FileSelection, *, named: bool) -> list[
         doubts.append(f"{root} is {'the root of the file system' if root == Path('/') else 'your home directory'}")
     elif not named and not is_in_project(root):
         doubts.append(
-            f"{root} is no project: neither it nor a directory above it has .git, pyproject.toml, requirements.txt "
+            f"{root} is not a project: neither it nor a directory above it has .git, pyproject.toml, requirements.txt "
             "or the like"
         )
     if len(chosen.files) > MANY_FILES:

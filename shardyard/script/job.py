@@ -158,7 +158,7 @@ def _await_room() -> None:
     deadline = time.monotonic() + ROOM_SECONDS
     while link.holding() and not link.stopping():
         if time.monotonic() > deadline:
-            _print_once(f"checkpoint() has waited for {ROOM_SECONDS:.0f} seconds, and goes on without room")
+            _print_once(f"checkpoint() has waited for {ROOM_SECONDS:.0f} seconds, and continues without room")
             return
         time.sleep(ROOM_POLL_SECONDS)
 

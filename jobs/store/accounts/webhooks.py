@@ -330,7 +330,7 @@ def post_test(tenant: str, webhook: str) -> Call[str]:
         if status == "inactive":
             raise Conflict("the webhook is not active; activate it first (PATCH with active: true)")
         if status == "full":
-            raise WebhookQuota("too much waits for your webhooks already; see their deliveries, or remove one")
+            raise WebhookQuota("too many deliveries already wait for your webhooks; look at them, or remove a webhook")
         return delivery
 
     return call_function("post_test", decode, tenant=tenant, id=webhook)

@@ -120,14 +120,14 @@ def check_redis(what: str, url: str, advice_for: str) -> Check:
             what,
             CheckResult.FAILED,
             f"{where} refuses the password of {advice_for}: {error}",
-            "run the newest `shardyard join` command: the service has other passwords than this machine was given",
+            "run the newest `shardyard join` command: the service's passwords are not those that this machine got",
         )
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
         return Check(
             what,
             CheckResult.FAILED,
             f"{where}: {error}",
-            "run the newest `shardyard join` command: the service has other certificates than this machine knows"
+            "run the newest `shardyard join` command: the service's certificates are not those that this machine got"
             if "CERTIFICATE_VERIFY" in str(error)
             else f"let this machine reach TCP port {place['port']} of {place['host']} in the firewalls between them",
         )
@@ -160,7 +160,7 @@ def check_storage(settings: Settings) -> Check:
     except (RemoteError, ValueError, OSError) as error:
         return Check("storage", CheckResult.FAILED, str(error), "run the newest `shardyard join` command again")
     if not same:
-        return Check("storage", CheckResult.FAILED, "a file came back with other bytes", "look at what is between")
+        return Check("storage", CheckResult.FAILED, "a file came back with different bytes", "look at what is between")
     speeds = (len(body) / 1e6 / max(seconds, 1e-6) for seconds in (sent - began, read - sent))
     return Check("storage", CheckResult.PASSED, "1 MiB there at {:.0f} MB/s, back at {:.0f} MB/s".format(*speeds))
 

@@ -153,7 +153,7 @@ def _refusal(answer: httpx.Response) -> ShardyardError:
     try:
         said = str(answer.json()["detail"])[:500]
     except (ValueError, KeyError, TypeError):
-        said = f"what answers at {answer.url.host} is no Shardyard ({answer.status_code})"
+        said = f"what answers at {answer.url.host} is not Shardyard ({answer.status_code})"
     match answer.status_code:
         case 401:
             return Unauthenticated(

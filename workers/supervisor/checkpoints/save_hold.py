@@ -5,8 +5,8 @@ from collections.abc import Callable
 from workers.rank.handle import RankHandle
 from workers.supervisor.carriage import AttemptCarriage
 
-FULL = "more than SHARDYARD_CARRY_BYTES is to be carried from here: job.checkpoint() waits"
-ROOM = "there is room again: job.checkpoint() goes on"
+FULL = "more than SHARDYARD_CARRY_BYTES is waiting to be carried from here: job.checkpoint() waits"
+ROOM = "there is room again: job.checkpoint() continues"
 
 
 class SaveHold:

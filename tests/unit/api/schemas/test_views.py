@@ -108,7 +108,7 @@ STARTING = Block("sy-0", 1, id="4710", state="starting")
         (
             provided(PENDING, silent=True),
             0,
-            "the provider of this pool (login:/etc/pools.toml) is not heard of; start `shardyard provider` again",
+            "the provider of this pool (login:/etc/pools.toml) sends nothing; start `shardyard provider` again",
         ),
     ],
 )

@@ -236,7 +236,7 @@ def test_a_directory_outside_of_a_project_is_sent_when_it_is_named(
     (project / ".git").rmdir()
     words = refusal(capsys, "--script", "train.py")
     assert "6 files" in words
-    assert "is no project" in words
+    assert "is not a project" in words
     assert "--dir names the directory" in words
     assert run("--script", "train.py", "--dir", ".") == 3
     (project / "pyproject.toml").touch()

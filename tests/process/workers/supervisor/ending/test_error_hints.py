@@ -152,7 +152,7 @@ def test_a_script_for_torchrun_under_single_is_told_to_take_ddp(script: str, fai
     failure = fail(script)
     said = failure.advice(CPU)
     assert re.search('written for torchrun.*strategy "single" starts one process.*strategy "ddp"', said)
-    assert "hand os.environ on" in failure.advice(CPU_DDP)
+    assert "pass os.environ on" in failure.advice(CPU_DDP)
 
 
 USES_A_GROUP = {
