@@ -14,7 +14,7 @@ from jobs.model.error_words import pattern
 from shardyard.contract.quotas import QuotaList, QuotaView
 
 ServiceDep = Annotated[QuotaService, Depends(service_of(QuotaService))]
-_TOKEN_ID = pattern(r"^[a-z0-9]{0,64}$", "the id of a token, small letters and digits")
+_TOKEN_ID = pattern(r"^[a-z0-9]{0,64}$", "the id of a token, lower-case letters and digits")
 Tenant = Annotated[str, Path(pattern=TENANT_PATTERN, description="name of a tenant")]
 TokenId = Annotated[str, Query(pattern=_TOKEN_ID, description="id of a token of the tenant, whose own quota is meant")]
 router = APIRouter(tags=["quotas"])

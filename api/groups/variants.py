@@ -93,7 +93,7 @@ def _check_base(base: JobSpec) -> int:
         return InvalidRequest(PROBLEM, fields=(FieldError(f"spec.{field}", message),))
 
     if not isinstance(base.program, RecipeProgram):
-        raise refuse("program.kind", "only recipes can be compared: of a script it is not known where to end it")
+        raise refuse("program.kind", "only recipes can be compared: it is not known where to end a script")
     if base.program.mode != "train":
         raise refuse("program.mode", "only training can be compared; leave it out")
     if base.resources.nodes > 1:

@@ -92,7 +92,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "job_finished": (409, "The job has ended"),
     "bundle_needed": (409, "A job needs the bundle"),
     "job_not_finished": (409, "The job has not ended"),
-    "job_not_running": (409, "The job does not run"),
+    "job_not_running": (409, "The job is not running"),
     "not_comparable": (409, "The jobs cannot be compared"),
     "profile_running": (409, "The job is being profiled"),
     "node_in_use": (409, "The node is in use"),

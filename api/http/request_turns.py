@@ -133,4 +133,4 @@ def end_turn(scope: MutableMapping[str, Any]) -> None:
 
 
 def _too_many() -> RateLimited:
-    return RateLimited("very many requests of your tenant wait already; try again in a moment", retry_after=1)
+    return RateLimited("very many requests from your tenant are already waiting; try again in a moment", retry_after=1)

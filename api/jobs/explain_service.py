@@ -150,7 +150,7 @@ def _room_lines(room: PoolRoomView) -> Iterator[str]:
 def _kept_lines(kept: KeptNodesView | None, facts: QueueFacts) -> Iterator[str]:
     if kept is not None:
         whose = "this job" if facts.ref == facts.kept_for else kept.job or "another tenant's job"
-        yield f"{', '.join(kept.nodes)} is kept for {whose}, which has waited long for so many devices"
+        yield f"{', '.join(kept.nodes)} is kept for {whose}, which has long waited for that many devices"
 
 
 def _start_lines(estimate: StartEstimate | None) -> Iterator[str]:

@@ -85,7 +85,7 @@ EXPLANATIONS: Final = {
     ),
     "rate_limited": (
         "your token or your tenant sends more requests than it may, or more than the service gets to while others"
-        " ask, or too many sign-ins begin at your address; try again after `Retry-After` seconds"
+        " ask, or too many sign-ins have begun from your address; try again after `Retry-After` seconds"
     ),
     "quota_exceeded": (
         "your tenant or your token uses all that its quota allows; `detail` says what is used, what is allowed, "

@@ -12,7 +12,7 @@ from workers.node.devices import discover_devices
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 #: In place of a regular expression.
-PATTERNS = {"pool": "use small letters and digits, with '.', '_' or '-' between them"}
+PATTERNS = {"pool": "use lower-case letters and digits, with '.', '_' or '-' between them"}
 
 
 def read_settings(**chosen: Any) -> Settings:

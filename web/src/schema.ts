@@ -3536,7 +3536,7 @@ export interface components {
             trials?: number | null;
             /**
              * Seed
-             * @description the same one draws the same values
+             * @description the same seed draws the same values
              * @default 0
              */
             seed?: number;

@@ -57,7 +57,7 @@ export function DevicePage(props: { id: string }) {
           page of all devices.
         </div>
       )}
-      {history?.lines.length === 0 && <div class="notice">No attempt has left anything about this device yet.</div>}
+      {history?.lines.length === 0 && <div class="notice">No attempt has recorded anything about this device yet.</div>}
       {history && history.lines.length > 0 && (
         <section class="panel">
           <h2>
