@@ -257,8 +257,8 @@ class AsyncClient(AsyncWebhookMethods, AsyncGroupMethods):
         self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
     ) -> fleet.PoolView:
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
-        (none, closed or host), and whether jobs of a higher priority take the devices of others (`preempt`). It counts
-        for what starts from then on. Needs an admin token."""
+        (none, closed or host), and whether jobs of a higher priority take the devices of others (`preempt`). It applies
+        to what starts from then on. Needs an admin token."""
         return await self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
 
     async def explain(self, job: str) -> scheduling.JobExplanation:
