@@ -1,4 +1,4 @@
-"""How often an address may ask for what needs no token and costs others something: a bucket for each address."""
+"""Limits how often an address may request what needs no token but costs others something: a bucket per address."""
 
 import ipaddress
 import math

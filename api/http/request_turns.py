@@ -1,4 +1,4 @@
-"""Turns of tenants: while several ask, each has a few requests in hand at a time, and the others wait in its own queue.
+"""Turns of tenants: while several ask, each has a few requests in progress, and the others wait in its own queue.
 
 An event loop goes round once for every few milliseconds of what all requests in hand have to do, and each request needs
 several rounds. So it is how many the *others* have in hand that makes one slow, whatever they ask for. A tenant that is

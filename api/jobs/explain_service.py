@@ -1,4 +1,4 @@
-"""The service that explains why a job stands where it stands, and when it may start."""
+"""The service that explains why a job is in its state, and when it may start."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the service has room for, which a job must fit into before it is stored."""
+"""What the service has room for: a job must fit before it is stored."""
 
 from dataclasses import dataclass
 

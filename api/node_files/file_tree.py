@@ -1,4 +1,4 @@
-"""What nodes bring and fetch, on the disk: drafts of uploads, files that are put in their places, and lists.
+"""What nodes upload and fetch, on disk: drafts of uploads, files that are put in their places, and lists.
 
     <storage>/.node-drafts/<node>/<of the path and the digest>.part
 

@@ -1,4 +1,4 @@
-"""Bodies about who may do what: tokens, sign-ins, secrets, quotas, shares."""
+"""Request bodies about who may do what: tokens, sign-ins, secrets, quotas, shares."""
 
 import re
 from collections.abc import Iterator

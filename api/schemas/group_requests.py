@@ -1,4 +1,4 @@
-"""Bodies of groups of jobs: comparisons and sweeps."""
+"""Request bodies of groups of jobs: comparisons and sweeps."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self

@@ -1,4 +1,4 @@
-"""Bodies about jobs: their specs, and which of them to cancel."""
+"""Request bodies about jobs: their specs, and which of them to cancel."""
 
 from functools import lru_cache
 

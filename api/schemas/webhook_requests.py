@@ -1,4 +1,4 @@
-"""Bodies about webhooks."""
+"""Request bodies about webhooks."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""A page for each kind of problem, which the `type` of a problem is the address of: what it means, and what to do."""
+"""A page for each kind of problem, at the address in the problem's `type`: what it means, and what to do."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""A strict reader of zip files that hostile people made.
+"""A strict reader of zip files, which may be hostile.
 
 The usual readers are lenient: they skip what stands before and after an archive, believe one header where two
 disagree, and let entries share their bytes. Here a zip has one reading or none: local headers and data follow each

@@ -1,4 +1,4 @@
-"""What a machine that joins is given: where the service is, and how to prove to it that it may come in.
+"""What a machine that joins receives: where the service is, and the credentials to connect to it.
 
 `shardyard up --listen` writes it into a file that the API reads (SHARDYARD_JOIN_FILE), and the API hands it to whoever
 has a token to join with. It holds passwords: the file is for its owner alone.

@@ -1,4 +1,4 @@
-"""The API as remote storage: a node brings and fetches files over HTTP, with a token of its own.
+"""The API as remote storage: a node uploads and fetches files over HTTP, with a token of its own.
 
 Imported by whoever has chosen it (`target.py`), since httpx is: it lies here and not with the client for users, which
 workers may not import.

@@ -1,4 +1,4 @@
-"""The keys that tenants' secrets are encrypted with, which lie in a file outside Redis, and the encryption itself.
+"""The keys that tenants' secrets are encrypted with, which are kept in a file outside Redis, and the encryption itself.
 
 The file has a key on each line, the newest first: it encrypts, and all of them decrypt. So a key is replaced in two
 steps, as `add_key` begins them. A ciphertext is bound to its tenant and name: Redis cannot pass one off as another.

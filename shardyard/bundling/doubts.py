@@ -1,4 +1,4 @@
-"""What makes it doubtful that a whole directory was meant to be sent: it is no project, or there is much of it."""
+"""What makes it doubtful that a whole directory was meant to be sent: it is not a project, or it is large."""
 
 import os
 from pathlib import Path

@@ -262,7 +262,7 @@ class AsyncClient(AsyncWebhookMethods, AsyncGroupMethods):
         return await self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
 
     async def explain(self, job: str) -> scheduling.JobExplanation:
-        """Why a job stands where it stands, and when it may start."""
+        """Why a job is in its state, and when it may start."""
         return await self.call(endpoints.explain_job(job))
 
     async def shares(self) -> list[scheduling.ShareView]:

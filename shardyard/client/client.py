@@ -260,7 +260,7 @@ class Client(WebhookMethods, GroupMethods):
         return self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
 
     def explain(self, job: str) -> scheduling.JobExplanation:
-        """Why a job stands where it stands, and when it may start."""
+        """Why a job is in its state, and when it may start."""
         return self.call(endpoints.explain_job(job))
 
     def shares(self) -> list[scheduling.ShareView]:

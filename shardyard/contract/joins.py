@@ -1,4 +1,4 @@
-"""What a machine that joins is answered."""
+"""Answers to machines that join."""
 
 from shardyard.contract.responses import Answer
 

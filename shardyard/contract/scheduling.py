@@ -72,7 +72,7 @@ class StartView(Answer, frozen=True, kw_only=True):
 
 
 class JobExplanation(Answer, frozen=True, kw_only=True):
-    """Why a job stands where it stands. `summary` says it in sentences. All but these, `reason` and `priority` is only
+    """Why a job is in its state. `summary` says it in sentences. All but these, `reason` and `priority` is only
     there while the job waits."""
 
     id: str

@@ -1227,7 +1227,7 @@ export interface components {
         };
         /**
          * JobExplanation
-         * @description Why a job stands where it stands. `summary` says it in sentences. All but these, `reason` and `priority` is only there while the job waits.
+         * @description Why a job is in its state. `summary` says it in sentences. All but these, `reason` and `priority` is only there while the job waits.
          */
         JobExplanation: {
             /** @description id */

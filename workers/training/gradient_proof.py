@@ -1,4 +1,4 @@
-"""Holds the gradient of one step on all devices against that of one device on the whole batch.
+"""Compares the gradient of one step on all devices with that of one device on the whole batch.
 
 It is done in the first step in which devices have unequal numbers of rows. The batches of all ranks travel to rank 0,
 which computes the gradient on a copy of the model that no rank or wrapper has touched. The run itself is not changed:

@@ -1,4 +1,4 @@
-"""Routes of single sign-on: two that a browser passes through, two for command lines, and one that tells of them."""
+"""Routes of single sign-on: two that a browser passes through, two for command lines, and one that lists them."""
 
 from typing import Annotated
 

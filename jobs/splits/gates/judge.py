@@ -1,4 +1,4 @@
-"""Holds a split report against limits: what keeps them, what breaks them, and what is too noisy to be judged.
+"""Checks a split report against limits: what keeps them, what breaks them, and what is too noisy to be judged.
 
 Rows, idle devices, memory and findings are counted, so a limit is kept or broken. Times were measured: the windows of a
 run (`step_times`) say between which limits a figure lies with 95 % certainty (`shardyard.contract.measuring`). Where

@@ -1,4 +1,4 @@
-"""Calls on webhooks: what tenants want to hear of, and what is to be sent to them."""
+"""Calls on webhooks: what tenants want to be notified of, and what is to be sent to them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

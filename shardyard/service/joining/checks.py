@@ -1,4 +1,4 @@
-"""What is looked at before a machine works as a node: each check says what it found, and what to do where that is bad.
+"""Checks before a machine works as a node: each says what it found, and what to do if that is bad.
 
 `failed` keeps the worker from starting, `doubtful` does not. What nobody here can find out is a row as well.
 """

@@ -1,4 +1,4 @@
-"""Joins this machine to a service: asks it for what a node needs, keeps that, looks whether all works, and starts."""
+"""Joins this machine to a service: asks it for what a node needs, stores that, checks that all works, and starts."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""HTTPS to a service whose certificate is known by its fingerprint alone: whose authority, nobody here knows yet."""
+"""HTTPS to a service whose certificate is known by its fingerprint alone: nobody here knows its authority yet."""
 
 import hmac
 import re

@@ -1,4 +1,4 @@
-"""Has the scripts of a node wait with their next checkpoint while more is to be carried from there than may wait."""
+"""Makes the scripts of a node wait with their next checkpoint while too much is waiting to be carried from it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Which rank the others wait for: made of what each rank has called, and of where each one is.
+"""Which rank the others wait for: derived from what each rank has called, and from where each one is.
 
 Ranks of a process group call the same collectives in the same order. So of the ranks that wait, those in the earliest
 call are held up by the ranks whose newest call is an earlier one. Where the calls are not known, the stacks say who

@@ -1,4 +1,4 @@
-"""The built-in data sets. All yield (input, target), unless they are told that there is no target."""
+"""The built-in data sets. All yield (input, target), unless told that there is no target."""
 
 import importlib.util
 import zipfile
