@@ -97,7 +97,7 @@ def create_key_file(path: Path) -> None:
 
 
 def add_key(path: Path) -> None:
-    """Put a new key before those of a file, which is made if need be. Secrets of the older ones can still be read.
+    """Put a new key before those of a file, which is created if needed. Secrets of the older ones can still be read.
 
     Raises:
         SecretKeyUnusable: there is a file that cannot be used.

@@ -84,10 +84,10 @@ def restore_command(
     redis_url: RedisUrl = None,
     storage: Storage = None,
 ) -> None:
-    """Make an empty data directory, or an empty Redis and storage directory, what they were when SRC was made.
+    """Restore a back-up into an empty data directory, or into an empty Redis and storage directory.
 
-    Jobs that ran then are queued, and run again. The file with the key of users' secrets is in no back-up: put it in
-    its place first.
+    Jobs that ran then are queued, and run again. The file with the key of users' secrets is not in a back-up: put it
+    in place first.
     """
     require_server("restore")
     from shardyard.service.backup.bucket_mirror import find_bucket

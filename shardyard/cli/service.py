@@ -322,7 +322,7 @@ def provider_command(
         bool, typer.Option("--check", help="Check the file, and print the script that sbatch would get for each pool.")
     ] = False,
 ) -> None:
-    """Keep the nodes of pools that Slurm supplies: ask it for blocks when jobs wait, and let them go.
+    """Keep the nodes of pools that Slurm supplies: ask it for blocks when jobs wait, and release them.
 
     Run it where sbatch is, with the service's settings in the environment as for a worker.
 

@@ -255,7 +255,7 @@ def submit_command(
 ) -> None:
     """Submit a job: a spec, or a script of your own with the directory that it belongs to.
 
-    Repeating a request that got lost never makes a second job.
+    Repeating a request that got lost never creates a second job.
     """
     start = None if start_after is None else _parse_start(start_after)
     if script is None and module is None:

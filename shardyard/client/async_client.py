@@ -366,7 +366,7 @@ class AsyncClient(AsyncWebhookMethods, AsyncGroupMethods):
         return await self.call(endpoints.put_secret(name, value))
 
     async def delete_secret(self, name: str) -> None:
-        """Delete a secret. Jobs that name it cannot start any more; what runs keeps its value."""
+        """Delete a secret. Jobs that name it can no longer start; running jobs keep its value."""
         await self.call(endpoints.delete_secret(name))
 
 

@@ -364,7 +364,7 @@ class Client(WebhookMethods, GroupMethods):
         return self.call(endpoints.put_secret(name, value))
 
     def delete_secret(self, name: str) -> None:
-        """Delete a secret. Jobs that name it cannot start any more; what runs keeps its value."""
+        """Delete a secret. Jobs that name it can no longer start; running jobs keep its value."""
         self.call(endpoints.delete_secret(name))
 
 

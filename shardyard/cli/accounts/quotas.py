@@ -95,7 +95,7 @@ def set_command(
 
 @app.command("remove")
 def remove_command(tenant: Tenant, token_id: TokenId = None, url: Url = None, token: Token = None) -> None:
-    """Take the quota of a tenant, or of one of its tokens, away."""
+    """Remove the quota of a tenant, or of one of its tokens."""
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:

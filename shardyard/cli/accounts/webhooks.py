@@ -105,7 +105,7 @@ def _print_new(made: "NewWebhook") -> None:
 
 @app.command("list")
 def list_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List webhooks, and how they fare."""
+    """List webhooks, and how their deliveries went."""
     from shardyard.client import endpoints
 
     print_answer(endpoints.list_webhooks(), _print_webhooks, url, token, as_json)
@@ -225,7 +225,7 @@ def remove_command(webhook: WebhookId, url: Url = None, token: Token = None) -> 
 
 @app.command("test")
 def try_command(webhook: WebhookId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Send an event of the kind webhook.test, and wait for what becomes of it."""
+    """Send an event of the kind webhook.test, and wait for the outcome."""
     with connect_client(url, token) as client:
         found = _await_delivery(client, webhook, client.test_webhook(webhook))
         if as_json:
@@ -291,7 +291,7 @@ def redeliver_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Send a delivery again, or all that were given up. Receivers know them by their ids."""
+    """Send a delivery again, or all that were given up. Receivers recognise them by their ids."""
     if (delivery is None) is not dead:
         raise typer.BadParameter("give either the id of a delivery, or --dead")
     with connect_client(url, token) as client:

@@ -75,7 +75,7 @@ def set_command(
 ) -> None:
     """Set what a pool demands of its nodes, and allows its jobs. What is not named stays as it is.
 
-    It counts for jobs that start from then on. A node that lacks the box takes no work, and stays in `shardyard nodes`.
+    It applies to jobs that start from then on. A node that lacks the box takes no work, and stays in `shardyard nodes`.
 
     shardyard pool set default --box full
 

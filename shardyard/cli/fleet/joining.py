@@ -65,9 +65,9 @@ def join_command(
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Only check whether everything works.")] = False,
 ) -> None:
-    """Make a node of this machine: fetch what it needs from the service, check everything, and start the worker.
+    """Turn this machine into a node: fetch what it needs from the service, check everything, and start the worker.
 
-    May be run again at any time. The exit code is 1 where something is in the way.
+    May be run again at any time. The exit code is 1 if something is in the way.
     """
     require_server("join")
     from shardyard.service.joining import join
@@ -109,10 +109,10 @@ def invite_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print the command that makes a node of another machine, with a new token.
+    """Print the command that turns another machine into a node, with a new token.
 
-    Run it on the machine of `shardyard up --listen`, where the service's certificate is known. Who has the command can
-    join machines until the token expires, or is revoked (`shardyard token revoke`).
+    Run it on the machine of `shardyard up --listen`, where the service's certificate is known. Whoever has the command
+    can join machines until the token expires, or is revoked (`shardyard token revoke`).
     """
     require_server("invite")
     from shardyard.client.connection import find_service

@@ -106,7 +106,7 @@ def nodes_command(
     """List nodes, their health, the box that they put around jobs, and the jobs on their devices. Devices that were
     slow lately are named.
 
-    shardyard nodes --history host-a:cuda:3    how fast it was beside its peers, and how its attempts ended
+    shardyard nodes --history host-a:cuda:3    how fast it was compared with its peers, and how its attempts ended
 
     shardyard nodes --box    what a job has for itself on each node
 

@@ -110,8 +110,8 @@ def gate_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a job's report against limits, for CI: exit code 0 if it keeps all, 5 if it breaks one, 6 if noise does not
-    let it tell."""
+    """Check a job's report against limits, for CI: exit code 0 if it keeps all, 5 if it breaks one, 6 if it is too
+    noisy to tell."""
     form = parse_output(output, as_json)
     longest = _parse_timeout(timeout, wait)
     limits = {

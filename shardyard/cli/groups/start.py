@@ -75,7 +75,7 @@ def compare_command(
     as_json: AsJson = False,
     no_color: NoColor = False,
 ) -> None:
-    """Compare strategies and numbers of devices by short jobs with the same rows in each step.
+    """Compare strategies and numbers of devices with short jobs that have the same rows in each step.
 
     The jobs run one after another. The report has throughput, memory, communication and loss of each, and recommends
     one of them, unless the measurements are too noisy to tell.
@@ -141,7 +141,7 @@ def sweep_command(
     as_json: AsJson = False,
     no_color: NoColor = False,
 ) -> None:
-    """Run a spec with several values of its fields: all combinations, or so many drawn at random."""
+    """Run a spec with several values of its fields: all combinations, or a number of them drawn at random."""
     from shardyard.client.groups import endpoints
 
     choices: dict[str, Any] = _read_grid(values or (), "--set")

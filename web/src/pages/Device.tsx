@@ -1,4 +1,4 @@
-// The history of a device: how fast it was beside its peers, attempt by attempt, and how these ended.
+// The history of a device: how fast it was compared with its peers, attempt by attempt, and how these ended.
 
 import { useEffect, useState } from "preact/hooks";
 
