@@ -30,7 +30,7 @@ _SYNONYMS = {
 
 
 def pattern(expression: str, words: str) -> str:
-    """The pattern itself; texts that do not match it are told `words`, such as "small letters and digits"."""
+    """The pattern itself; texts that do not match it are told `words`, such as "lower-case letters and digits"."""
     _OF_PATTERNS[expression] = words
     return expression
 
