@@ -109,7 +109,7 @@ def _make_variant(wanted: ComparisonRequest, base: JobSpec, rows: int, strategy:
     InvalidRequest: the rows do not divide.
     """
     if strategy == "single" and devices > 1:
-        message = "one device is all that the strategy single has"
+        message = "the strategy single has only one device"
         raise InvalidSpec(message, fields=(FieldError("devices", message),))
     spec: dict[str, Any] = copy.deepcopy(wanted.spec)
     parallelism: dict[str, Any] = spec.setdefault("parallelism", {})

@@ -63,7 +63,7 @@ class WebhookChange(BaseModel):
     token_secret: TokenSecret = None
     to: Recipients = None
     name: WebhookName | None = None
-    active: bool | None = Field(None, strict=True, description="false: it gets no events; what waits for it stays")
+    active: bool | None = Field(None, strict=True, description="false: it gets no events; what waits for it is kept")
 
 
 class WebhookRotation(BaseModel):
@@ -76,7 +76,7 @@ class WebhookRotation(BaseModel):
         ge=0,
         le=MAX_OVERLAP_SECONDS,
         strict=True,
-        description="meanwhile receivers may have either; 0, for a secret that others may know: it ends at once",
+        description="meanwhile receivers may use either; 0, for a secret that others may know: it ends at once",
     )
 
 

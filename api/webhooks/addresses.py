@@ -80,7 +80,7 @@ class AddressRules:
         if _HOST.fullmatch(host) is None:
             raise RefusedTarget("its host is neither a name nor an address")
         if url.fragment:
-            raise RefusedTarget("leave out what comes behind #: it is not sent")
+            raise RefusedTarget("leave out what follows #: it is not sent")
         if url.scheme == "http" and not self._networks:
             raise RefusedTarget("use https:// (the operator can allow http:// in networks of their own)")
         numeric = _numeric_addresses(host)

@@ -125,7 +125,7 @@ class ChannelOpener:
         """The value of a secret, each time anew: it may have been replaced."""
         sealed = (await self._store.run(read_sealed_secrets(tenant, [name])))[name]
         if sealed is None:
-            raise DeliveryFailed(f"there is no secret {name!r} any more")
+            raise DeliveryFailed(f"the secret {name!r} no longer exists")
         try:
             token = await asyncio.to_thread(self._decrypt, tenant, name, sealed)
         except SecretKeyUnusable:

@@ -46,7 +46,7 @@ class Block(msgspec.Struct, frozen=True):
         """What a job that waits for it is told."""
         name = engine.capitalize()
         if self.state == "submitting":
-            return f"a block of {self.nodes} was asked of {name}"
+            return f"a block of {self.nodes} was requested from {name}"
         if self.state == "pending":
             return f"block {self.id} is pending in {name}: {self.why or 'no reason is given'}"
         if self.state == "starting":
@@ -78,7 +78,7 @@ class ProvidedPool:
         if self.offer.error:
             return f"{engine.capitalize()} gives no block: {self.offer.error}"
         if sum(block.nodes for block in self.blocks) < self.offer.nodes:
-            return f"a block will be asked of {engine.capitalize()}"
+            return f"a block will be requested from {engine.capitalize()}"
         return ""
 
     @property

@@ -100,15 +100,17 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=2**53,
-        description="where the API keeps its files in a bucket: artifacts of more are fetched there, by a URL that is "
-        "valid for ten minutes; 0: all come through the API",
+        description="where the API keeps its files in a bucket: larger artifacts are fetched from there, by a URL that "
+        "is valid for ten minutes; 0: all come through the API",
     )
     url: str = Field("", max_length=500, description="on a node with SHARDYARD_STORAGE=service: URL of the API")
     node_token: SecretStr | None = Field(
-        None, max_length=1024, description="token with scope node that files are carried to the API with"
+        None, max_length=1024, description="token with the scope node, for carrying files to the API"
     )
     node_token_file: OptionalFile = Field(None, description="file with that token, mode 0600")
-    ca: OptionalFile = Field(None, description="PEM file with the authorities that the API's certificate is checked by")
+    ca: OptionalFile = Field(
+        None, description="PEM file with the authorities that the API's certificate is checked against"
+    )
     carry_bytes: int = Field(
         20 * 1024**3,
         ge=16 * 1024**2,
@@ -127,7 +129,7 @@ class Settings(BaseSettings):
         "", description="further names in the Host header that the API answers to, comma-separated"
     )
     tls_cert: OptionalFile = Field(
-        None, description="PEM file with the certificate that the API serves HTTPS with, and those that it leads to"
+        None, description="PEM file with the certificate that the API serves HTTPS with, and its chain"
     )
     tls_key: OptionalFile = Field(
         None, description="PEM file with that certificate's private key, not encrypted, closed to other accounts"
@@ -137,7 +139,7 @@ class Settings(BaseSettings):
     )
     join_file: OptionalFile = Field(
         None,
-        description="file with what a machine that joins is given, mode 0600; `shardyard up --listen` writes it",
+        description="file with what a joining machine receives, mode 0600; `shardyard up --listen` writes it",
     )
     admin_token: SecretStr | None = Field(
         None, description="admin token to accept; without it, one is created and stored in a file"
@@ -174,7 +176,7 @@ class Settings(BaseSettings):
         "openid profile email",
         max_length=500,
         pattern=r"^([!-~]+ )*openid( [!-~]+)*$",
-        description="scopes that the identity provider is asked for; some send groups only for one of their own",
+        description="scopes that the identity provider is asked for; some send groups only for a scope of their own",
     )
     oidc_session_seconds: float = Field(
         28_800,
@@ -285,7 +287,7 @@ class Settings(BaseSettings):
     run_as: str = Field(
         "",
         max_length=64,
-        description="account without rights that jobs run as, if the worker is root: name, uid:gid, or "
+        description="unprivileged account that jobs run as, if the worker is root: name, uid:gid, or "
         "first-last:gid, which gives each device its own",
     )
     box: Literal["auto", "off"] = Field(

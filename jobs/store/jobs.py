@@ -177,7 +177,7 @@ def _refused_dependency(status: str, jobs: Sequence[str], spec: JobSpec) -> Inva
     places = {job: f"depends_on.{number}" for number, job in enumerate(spec.depends_on or ())}
     words = {
         "unknown_jobs": "there is no job {0!r} of yours, or it is archived; leave it out",
-        "many_dependents": "as many jobs wait for {0!r} as may; wait for another one of these instead",
+        "many_dependents": "no more jobs may wait for {0!r}; wait for another one of these instead",
     }[status]
     return InvalidSpec(
         "the job cannot wait for these jobs", fields=tuple(FieldError(places[job], words.format(job)) for job in jobs)

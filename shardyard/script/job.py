@@ -154,7 +154,7 @@ def _await_room() -> None:
     link = _link if _link is not None and _link.pid == os.getpid() else None
     if link is None or not link.holding():
         return
-    _print_once("checkpoint() waits: this node has more to bring to the service than it may keep")
+    _print_once("checkpoint() waits: this node has more to carry to the service than it may keep")
     deadline = time.monotonic() + ROOM_SECONDS
     while link.holding() and not link.stopping():
         if time.monotonic() > deadline:

@@ -32,7 +32,7 @@ def _describe(found: Any, chosen: dict[str, Any]) -> str:
     name = ".".join(map(str, found["loc"]))
     message = str(found["msg"]).removeprefix("Value error, ")
     if found["type"] == "string_pattern_mismatch":
-        message = f"{PATTERNS.get(name, 'cannot be written so, see docs/settings.md')}"
+        message = f"{PATTERNS.get(name, 'is not in the right format, see docs/settings.md')}"
     option = f"--{name.replace('_', '-')} (SHARDYARD_{name.upper()})" if name in chosen else f"SHARDYARD_{name.upper()}"
     given = "" if found["type"] == "missing" or not name else f" {found['input']!r}"
     return f"{option}{given}: {message}" if name else message

@@ -3311,7 +3311,7 @@ export interface components {
         };
         /**
          * StartView
-         * @description When a job may start, if others submit as they did lately: most likely between `earliest_at` and `latest_at`, and as likely before `expected_at` as after it. Where `past_runs` is 0, there is only `latest_at`, by the wall limits of what runs and waits before it.
+         * @description When a job may start, if others submit as they have lately: most likely between `earliest_at` and `latest_at`, and as likely before `expected_at` as after it. Where `past_runs` is 0, there is only `latest_at`, by the wall limits of what runs and waits before it.
          */
         StartView: {
             /** @description hardly before */
@@ -3785,7 +3785,7 @@ export interface components {
             name?: string | null;
             /**
              * Active
-             * @description false: it gets no events; what waits for it stays
+             * @description false: it gets no events; what waits for it is kept
              * @default null
              */
             active?: boolean | null;
@@ -3825,7 +3825,7 @@ export interface components {
         WebhookRotation: {
             /**
              * Overlap Seconds
-             * @description meanwhile receivers may have either; 0, for a secret that others may know: it ends at once
+             * @description meanwhile receivers may use either; 0, for a secret that others may know: it ends at once
              * @default 86400
              */
             overlap_seconds?: number;

@@ -17,7 +17,7 @@ FOREIGN_DEVICE = "a module ran on {}, which is not a device of this rank; its ro
 DDP_SAMPLED = (
     "read from DistributedDataParallel in its first ten reductions and every tenth; every hundredth of quick ones"
 )
-DDP_UNMEASURED = "this version of torch does not tell how long DistributedDataParallel's backward and all-reduce took"
+DDP_UNMEASURED = "this version of torch does not report how long DistributedDataParallel's backward and all-reduce took"
 
 #: Slots of devices, and the dimension of rows.
 Placement = tuple[tuple[int, ...], int]

@@ -98,13 +98,13 @@ STARTING = Block("sy-0", 1, id="4710", state="starting")
         (provided(PENDING), 0, "block 4711 is pending in Slurm: Priority"),
         (provided(PENDING), 2, "block 4711 is pending in Slurm: Priority, 2 jobs ahead"),
         (provided(PENDING, STARTING), 0, "block 4710 has begun in Slurm, and its nodes have not joined yet"),
-        (provided(Block("sy-2", 2)), 0, "a block of 2 was asked of Slurm"),
+        (provided(Block("sy-2", 2)), 0, "a block of 2 was requested from Slurm"),
         (
             provided(error="sbatch: error: invalid partition"),
             0,
             "Slurm gives no block: sbatch: error: invalid partition",
         ),
-        (provided(), 0, "a block will be asked of Slurm"),
+        (provided(), 0, "a block will be requested from Slurm"),
         (
             provided(PENDING, silent=True),
             0,
