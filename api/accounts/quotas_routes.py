@@ -40,7 +40,7 @@ async def read_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, token: Toke
 async def set_quota(
     who: Admin, quotas: ServiceDep, tenant: Tenant, body: Body, token: TokenId = "", tags: IfMatchHeader = None
 ) -> Response:
-    """What the body leaves out is not limited. Jobs that run go on, even where they are more than may run now."""
+    """What the body leaves out is not limited. Running jobs continue, even if they are more than may run now."""
     if tags is not None:
         responses.require_match(tags, await quotas.read_quota(who, tenant, token))
     return responses.json_response(await quotas.set_quota(who, tenant, token, body))

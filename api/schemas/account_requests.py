@@ -45,7 +45,7 @@ class QuotaRequest(BaseModel):
 
     jobs: Amount = Field(None, description="jobs that have not ended")
     running: Amount = Field(None, description="of them, jobs that have devices")
-    devices: Amount = Field(None, description="devices that its jobs have at a time")
+    devices: Amount = Field(None, description="devices that its jobs have at the same time")
     device_hours: float | None = Field(
         None, ge=0, le=1e9, description="devices times hours within the window; above it no job starts"
     )

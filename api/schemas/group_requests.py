@@ -107,7 +107,7 @@ class SweepRequest(_GroupRequest):
     seed: int = Field(0, ge=0, le=2**63 - 1, strict=True, description="the same seed draws the same values")
     metric: str = Field("loss", max_length=200, pattern=_METRIC, description="by what the best trial is chosen")
     mode: Literal["min", "max"] | None = Field(None, description="by default min for the loss, and max for others")
-    max_concurrent: int = Field(1, ge=1, le=MAX_TRIALS, strict=True, description="jobs that may run at a time")
+    max_concurrent: int = Field(1, ge=1, le=MAX_TRIALS, strict=True, description="jobs that may run at the same time")
     steps: int | None = Field(
         None,
         ge=1,

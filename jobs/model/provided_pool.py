@@ -24,8 +24,8 @@ class PoolOffer(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Nodes that an engine gives together. `id` is the engine's, "" before it has answered. `state` is one of
-    `submitting`, `pending`, `starting` and `running`; `why` is the engine's word for a wait. `kept`: its nodes stay
+    """Nodes that an engine supplies together. `id` is the engine's, "" before it has answered. `state` is one of
+    `submitting`, `pending`, `starting` and `running`; `why` is the engine's reason for a wait. `kept`: its nodes stay
     while they are idle. `registered`: how many of its nodes have ever joined the service. The layout grows at the end.
     """
 

@@ -445,7 +445,7 @@ class TokenView(Answer, frozen=True, kw_only=True):
 
 
 class NewToken(TokenView, frozen=True, kw_only=True):
-    """`token` is the secret, shown this once; not by `repr`, which ends in logs and notebooks."""
+    """`token` is the secret, shown only this once, and not by `repr`, which ends up in logs and notebooks."""
 
     token: str
 

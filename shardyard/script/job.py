@@ -108,8 +108,8 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
     The copy is complete and on disk, or it is not there: it is written beside its place, synced, and
     then renamed, and takes the place of an earlier one of that name. Returns the path of the copy. If
     the job is started again, `resume_dir` has the last copy that was made, so save all that you need
-    to go on as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
-    written their parts. Where the node has more files to bring to the service than it may keep, it
+    to continue as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
+    written their parts. Where the node has more files to carry to the service than it may keep, it
     waits until there is room, for ten minutes at most.
 
     Raises:

@@ -217,7 +217,7 @@ def _print_rotated(found: "NewWebhook") -> None:
 
 @app.command("remove")
 def remove_command(webhook: WebhookId, url: Url = None, token: Token = None) -> None:
-    """Delete a webhook, and what waits for it."""
+    """Delete a webhook, and the deliveries that wait for it."""
     with connect_client(url, token) as client:
         client.delete_webhook(webhook)
     print(f"{webhook} is deleted")
