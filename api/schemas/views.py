@@ -196,8 +196,8 @@ def _waiting_reason(job: JobRow, queue: QueueView, fleet: FleetFacts) -> tuple[S
         return StateReason.STORAGE_LOW, words
     if queue.live_nodes == 0:
         words = (
-            f"needs {_wanted(job)} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
-            "draining; `shardyard nodes` shows which"
+            f"needs {_wanted(job)} in pool {job.pool}, and none of its nodes takes work now: they are down, stopping "
+            "or draining; `shardyard nodes` shows which"
         )
         return StateReason.NO_LIVE_NODE, words
     if missing_reach := fleet.missing_reach(job.pool, job.devices, job.nodes):

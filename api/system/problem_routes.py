@@ -23,7 +23,7 @@ EXPLANATIONS: Final = {
     ),
     "forbidden": "the token lacks the scope, or it is a node's and the file belongs to no attempt of that node",
     "files_in_bucket": (
-        "a node would bring its files to the API, and the service keeps them in a bucket: name that in the node's "
+        "a node tried to upload its files to the API, but the service keeps them in a bucket: name that in the node's "
         "`SHARDYARD_STORAGE`"
     ),
     "no_access": "the identity provider knows this person, but no access rule applies to them",
@@ -32,7 +32,7 @@ EXPLANATIONS: Final = {
     "method_not_allowed": "the path exists, but not for this method",
     "not_acceptable": "the Accept header allows none of the available media types; `detail` names them",
     "body_timeout": "the body did not arrive in time",
-    "ambiguous_reference": "several jobs fit a `ref`; `candidates` has them, at most ten",
+    "ambiguous_reference": "several jobs match a `ref`; `candidates` has them, at most ten",
     "precondition_failed": "somebody else has changed what `If-Match` names; read it again",
     "conflict": "the request contradicts the current state",
     "idempotency_conflict": "this Idempotency-Key was used with another body",
@@ -56,7 +56,7 @@ EXPLANATIONS: Final = {
         "all your bundles together would be larger than `SHARDYARD_MAX_BUNDLES_BYTES`, or than your tenant's quota"
     ),
     "secret_quota": "you have 100 secrets",
-    "webhook_quota": "you have 10 webhooks, or what waits for them takes 8 MiB already",
+    "webhook_quota": "you have 10 webhooks, or their waiting deliveries take 8 MiB already",
     "unreadable_spec": "the job was stored by a version of the service with fields that this one does not know",
     "unsupported_media_type": "the Content-Type says something other than JSON; send `Content-Type: application/json`",
     "body_too_large": (
@@ -72,7 +72,7 @@ EXPLANATIONS: Final = {
         "the spec names a bundle that you have not uploaded, or that was deleted; upload it and submit again"
     ),
     "unknown_secret": "the spec names a secret that you do not have; `errors` says which, and names similar ones",
-    "wrong_digest": "the file that a node has sent is not what `Repr-Digest` says; nothing is kept of it",
+    "wrong_digest": "the file that a node has sent does not match `Repr-Digest`; nothing is kept of it",
     "bad_bundle": "the body is not a zip, or breaks a rule",
     "too_many_uploads": (
         "more bundles are arriving than the service accepts at a time; try again after `Retry-After` seconds"

@@ -167,8 +167,8 @@ _LIMITS = {
     "maximum": "at most {limit}",
     "exclusiveMinimum": "more than {limit}",
     "exclusiveMaximum": "less than {limit}",
-    "minItems": "at least {limit} of them",
-    "maxItems": "at most {limit} of them",
+    "minItems": "a length of at least {limit}",
+    "maxItems": "a length of at most {limit}",
     "minLength": "at least {limit} characters",
     "maxLength": "at most {limit} characters",
 }

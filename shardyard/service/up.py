@@ -407,7 +407,7 @@ class _ServiceRun:
             with self._connect(url, token_file.read_text().strip()) as client:
                 invitation = invite(client, url, self._certificate.chain)
         except (OSError, ShardyardError) as error:
-            self._print_warning(f"no token to join with could be made ({error}); `shardyard invite` tries again")
+            self._print_warning(f"could not create a token to join with ({error}); `shardyard invite` tries again")
             return
         self._print_line("\n  on another machine, within the next day:\n")
         self._print_line(f"    {escape(invitation.command)}")

@@ -242,7 +242,7 @@ def _compare_torch(here: str, there: str) -> Check:
             "torch",
             CheckResult.DOUBTFUL,
             f"{here} here, {there} on the service's machine",
-            "jobs over several nodes want the same version on all of them",
+            "jobs over several nodes need the same version on all of them",
         )
     return Check("torch", CheckResult.PASSED, here)
 

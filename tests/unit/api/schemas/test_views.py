@@ -35,7 +35,7 @@ def queue(ahead: int = 0, free: int = 0, largest_gap: int = 0, live_nodes: int =
             queue(live_nodes=0),
             "no_live_node",
             (
-                "needs 4 in pool a100, and no node of it takes work now: they are down, stopping or draining; "
+                "needs 4 in pool a100, and none of its nodes takes work now: they are down, stopping or draining; "
                 "`shardyard nodes` shows which"
             ),
         ),
