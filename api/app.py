@@ -531,7 +531,7 @@ def _trace_sweeps(
 
 
 def _sweep_interval(kept: float) -> float:
-    """Seconds between two sweeps of what is kept for so many seconds (0: for ever)."""
+    """Seconds between two sweeps of what is kept for so many seconds (0: forever)."""
     return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, kept / 10)) if kept else SWEEP_SECONDS
 
 

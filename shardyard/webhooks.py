@@ -46,13 +46,13 @@ def verify(
         raise InvalidSignature("the header Shardyard-Signature is missing, or not of the form t=...,v1=...")
     expected = _digest(secret, times[0], body)
     if not any(hmac.compare_digest(expected, found) for found in given):
-        raise InvalidSignature("the signature does not fit the body; is it the secret of this webhook?")
+        raise InvalidSignature("the signature does not match the body; is it the secret of this webhook?")
     if abs((time.time() if now is None else now) - int(times[0])) > tolerance:
         raise InvalidSignature(f"the delivery was signed more than {tolerance:g} s ago, or the clocks differ by that")
     try:
         return msgspec.json.decode(body, type=WebhookEvent)
     except msgspec.MsgspecError as error:
-        raise InvalidSignature(f"the body is no event: {error}") from error
+        raise InvalidSignature(f"the body is not an event: {error}") from error
 
 
 def sign(secret: str, body: bytes, *, former: str = "", now: float | None = None) -> str:

@@ -14,7 +14,7 @@ from jobs.model.error_words import pattern
 from shardyard.contract.quotas import QuotaList, QuotaView
 
 ServiceDep = Annotated[QuotaService, Depends(service_of(QuotaService))]
-_TOKEN_ID = pattern(r"^[a-z0-9]{0,64}$", "the id of a token, small letters and digits")
+_TOKEN_ID = pattern(r"^[a-z0-9]{0,64}$", "the id of a token, lower-case letters and digits")
 Tenant = Annotated[str, Path(pattern=TENANT_PATTERN, description="name of a tenant")]
 TokenId = Annotated[str, Query(pattern=_TOKEN_ID, description="id of a token of the tenant, whose own quota is meant")]
 router = APIRouter(tags=["quotas"])
@@ -40,7 +40,7 @@ async def read_quota(who: Admin, quotas: ServiceDep, tenant: Tenant, token: Toke
 async def set_quota(
     who: Admin, quotas: ServiceDep, tenant: Tenant, body: Body, token: TokenId = "", tags: IfMatchHeader = None
 ) -> Response:
-    """What the body leaves out is not limited. Jobs that run go on, even where they are more than may run now."""
+    """What the body leaves out is not limited. Running jobs continue, even if they are more than may run now."""
     if tags is not None:
         responses.require_match(tags, await quotas.read_quota(who, tenant, token))
     return responses.json_response(await quotas.set_quota(who, tenant, token, body))

@@ -1,4 +1,4 @@
-"""The service of quotas: what tenants and their tokens may use, and use."""
+"""The service of quotas: what tenants and their tokens may use, and what they do use."""
 
 from datetime import UTC, datetime
 

@@ -49,7 +49,7 @@ async def put(who: Caller, secrets: ServiceDep, secret: SecretName, body: Body, 
 
 @router.delete("/v1/secrets/{secret}", status_code=204, **describe("Delete a secret", refuses=("precondition_failed",)))
 async def delete(who: Caller, secrets: ServiceDep, secret: SecretName, tags: IfMatchHeader = None) -> Response:
-    """Attempts that run keep its value; jobs that name it cannot start any more."""
+    """Attempts that run keep its value; jobs that name it can no longer start."""
     if tags is not None:
         responses.require_match(tags, await secrets.read_secret(who, secret))
     await secrets.delete_secret(who, secret)

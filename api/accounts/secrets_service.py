@@ -1,4 +1,4 @@
-"""The service of secrets: encrypts, lists and deletes those of a tenant, and checks that those of a job are there."""
+"""The service of secrets: encrypts, lists and deletes those of a tenant, and checks that those of a job exist."""
 
 import asyncio
 import difflib

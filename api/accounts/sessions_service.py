@@ -18,7 +18,9 @@ from shardyard.contract.responses import Caller, SignInCode, at
 
 #: Hosts that a browser reaches without leaving its machine.
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-CODE_OVER = "this sign-in link was used already, or is too old; sign in with a token, or start `shardyard up` again"
+CODE_OVER = (
+    "this sign-in link has already been used, or has expired; sign in with a token, or start `shardyard up` again"
+)
 
 
 class SessionService:
@@ -54,7 +56,7 @@ class SessionService:
             Forbidden: it is a session's, or what is sent to `origin` could be read on its way.
         """
         if who.session:
-            raise Forbidden("a session makes no sign-in links; send a token")
+            raise Forbidden("a session cannot make sign-in links; send a token")
         _require_private(origin)
         code = sessions.new_session_id()
         expires = time.time_ns() // 1000 + sessions.CODE_SECONDS * 1_000_000

@@ -19,7 +19,7 @@ router = APIRouter(tags=["shares"])
 
 @router.get("/v1/shares", **describe("List shares", ShareList))
 async def list_shares(who: Admin, shares: ServiceDep) -> Response:
-    """Of the tenants that have used something lately, or have a weight of their own."""
+    """Those of tenants that have used something lately, or have a weight of their own."""
     return responses.json_response(await shares.list_shares(who))
 
 
@@ -39,7 +39,7 @@ async def get(who: Caller, shares: ServiceDep, tenant: TenantName) -> Response:
     ),
 )
 async def put(who: Admin, shares: ServiceDep, tenant: TenantName, body: Body, tags: IfMatchHeader = None) -> Response:
-    """It counts for what starts from now on. A tenant without one has the weight 1, and may be one that is not there
+    """It applies to what starts from now on. A tenant without one has the weight 1. The tenant need not exist
     yet."""
     if tags is not None:
         responses.require_match(tags, await shares.read_share(who, tenant))

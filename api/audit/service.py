@@ -43,7 +43,7 @@ class AuditService:
             MalformedCursor: `query.after` is not one that a page ended with.
         """
         if query.after and audit_files.ID_PATTERN.fullmatch(query.after) is None:
-            raise MalformedCursor("the cursor is not one that this service gave; leave it out to start again")
+            raise MalformedCursor("the cursor was not issued by this service; leave it out to start again")
         if who.tenant != DEFAULT_TENANT:
             if query.tenant not in ("", who.tenant):
                 raise Forbidden("only operators may read the audit of another tenant")

@@ -1,4 +1,4 @@
-"""What the audit needs from time to time: old days go, and what was counted instead of written is written."""
+"""Periodic work on the audit: removes old days, and writes the entries that were counted instead of written."""
 
 import asyncio
 import time

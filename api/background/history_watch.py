@@ -50,8 +50,8 @@ class HistoryWatch:
                 "control_redis_went_back",
                 to=_format_time(newest),
                 known_until=_format_time(self._seen),
-                action="compare the audit of that time with the jobs; whoever submits again with the same "
-                "Idempotency-Key makes a lost job anew",
+                action="compare the audit of that time with the jobs; submitting again with the same Idempotency-Key "
+                "creates a lost job again",
             )
             self._count_loss()
         self._seen = newest

@@ -1,4 +1,4 @@
-"""Runs the work that an API repeats for as long as it serves, and ends the process where it must not go on."""
+"""Runs the work that an API repeats for as long as it serves, and ends the process when it must not continue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""Counts what tenants and tokens with quotas use anew, after an API has started."""
+"""Recounts what tenants and tokens with quotas use, after an API has started."""
 
 from jobs.store.accounts.quotas import recount_quotas
 from jobs.store.client import RedisStore

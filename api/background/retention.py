@@ -1,5 +1,5 @@
-"""Keeps the control Redis small: finished jobs go to disk when they are old enough, and, where the operator wants
-that, from there when they are older still.
+"""Keeps the control Redis small: finished jobs move to disk when they are old enough, and, if the operator wants
+that, are deleted there later.
 
 The file of a job is on disk, and read back, before Redis forgets the job, and Redis forgets it only if it is still what
 was written: so a job is always in one of the two, and a process that is killed in between leaves it in both, where

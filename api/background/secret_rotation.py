@@ -1,4 +1,4 @@
-"""Encrypts secrets anew once their key is no longer the newest, so that an operator can remove the older key."""
+"""Re-encrypts secrets once their key is no longer the newest, so that an operator can remove the older key."""
 
 from pathlib import Path
 

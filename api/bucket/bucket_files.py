@@ -237,10 +237,10 @@ def bucket_errors() -> Iterator[None]:
     except UnknownFile:
         raise
     except RemoteFull as error:
-        raise OSError(errno.ENOSPC, f"the bucket takes nothing more: {error}") from error
+        raise OSError(errno.ENOSPC, f"the bucket accepts nothing more: {error}") from error
     except RemoteError as error:
         log.warning("bucket_unavailable", error=str(error))
         raise StorageUnavailable(
-            "the service's bucket does not answer, or refuses; what it has cannot be read now; nothing is lost",
+            "the service's bucket does not answer, or refuses; its contents cannot be read now, but nothing is lost",
             retry_after=RETRY_AFTER,
         ) from error

@@ -1,4 +1,4 @@
-"""Where the copies of files from a bucket lie on the API's host, and how much room they may take.
+"""Where copies of files from a bucket are kept on the API's host, and how much room they may take.
 
     <state directory>/.bucket/<digest of the bucket's URL>/<number>/.lock
                                                                    /files/...   copies, by the paths of the storage

@@ -1,4 +1,4 @@
-"""What the telemetry Redis has of the logs and metrics of attempts, beyond what was read from the bucket."""
+"""Logs and metrics of attempts in the telemetry Redis, beyond what was read from the bucket."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Files that this process writes on its own disk and that follow to the bucket a moment later: the audit.
+"""Files that this process writes to its own disk and uploads to the bucket a moment later: the audit.
 
 An entry is on this host's disk before what it is about is answered. It comes to the bucket within seconds, or, after an
 outage of either, from the process that has this directory next.

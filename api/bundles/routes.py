@@ -36,7 +36,7 @@ async def upload(request: Request, who: Caller, bundles: ServiceDep) -> Response
 
 @router.delete("/v1/bundles/{bundle}", status_code=204, **describe("Delete a bundle", refuses=("bundle_needed",)))
 async def delete(who: Caller, bundles: ServiceDep, bundle: BundleId) -> Response:
-    """Only one that no job needs. Its bytes count no more from then on."""
+    """Only one that no job needs. Its bytes no longer count from then on."""
     await bundles.delete(who, bundle)
     return Response(status_code=204)
 

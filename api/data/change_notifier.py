@@ -53,7 +53,7 @@ class ChangeNotifier:
         if self._closed:
             return
         if self._count >= self._most:
-            raise Unavailable(f"{self._most} requests wait already; send this one without `wait`, or try again")
+            raise Unavailable(f"{self._most} requests are already waiting; send this one without `wait`, or try again")
         changed = asyncio.get_running_loop().create_future()
         others = self._waiting.setdefault((tenant, job), {})
         others[changed] = version

@@ -58,5 +58,5 @@ class DiskGuard:
 def _refusal(space: DiskSpace) -> StorageLow:
     return StorageLow(
         f"the disk of the service's {space.name} has {space.shortage}, so nothing new is stored; delete jobs that are "
-        "not needed any more, and try again"
+        "no longer needed, and try again"
     )

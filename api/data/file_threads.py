@@ -105,7 +105,7 @@ class _TenantThreads:
             return await anyio.to_thread.run_sync(work, limiter=self._threads)
         limiter = self._of_tenants.setdefault(tenant, anyio.CapacityLimiter(self._of_tenant))
         if limiter.statistics().tasks_waiting >= MAX_WAITING:
-            raise TooManyReads("too many large answers for your tenant are being made; try again in a moment")
+            raise TooManyReads("too many large answers for your tenant are being prepared; try again in a moment")
         try:
             async with limiter:
                 return await anyio.to_thread.run_sync(work, limiter=self._threads)

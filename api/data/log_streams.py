@@ -25,7 +25,7 @@ def parse_streams(text: str) -> LogStreams | None:
     if len(chosen) < len(set(text.split(","))):
         raise InvalidRequest(
             "`stream` does not say which lines are wanted",
-            fields=(FieldError("stream", f"write all, or some of {', '.join(STREAMS)}, with commas between them"),),
+            fields=(FieldError("stream", f"write all, or some of {', '.join(STREAMS)}, comma-separated"),),
         )
     return chosen
 

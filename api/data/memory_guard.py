@@ -38,7 +38,7 @@ class MemoryGuard:
         if self._limit and self._used > self._limit - self._limit // RESERVE_PARTS:
             raise StoreFull(
                 f"the control Redis has used {self._used >> 20} of its {self._limit >> 20} MiB, and keeps the rest for "
-                "what runs; delete jobs that are not needed any more, and try again",
+                "running jobs; delete jobs that are no longer needed, and try again",
                 retry_after=RETRY_SECONDS,
             )
 

@@ -1,4 +1,4 @@
-"""Connections to Redis for the routes: so many and no more, and a request waits for one instead of failing."""
+"""Connections to Redis for the routes: a limited number, for which requests wait instead of failing."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

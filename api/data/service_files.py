@@ -1,5 +1,5 @@
-"""The files of the service beside those of running attempts: where they lie in a directory, nothing has to be done to
-read and write them; where they lie in a bucket, `api.bucket.bucket_files` does it."""
+"""The files of the service other than those of running attempts: in a directory they are read and written directly; in
+a bucket, `api.bucket.bucket_files` does it."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Reads what supervisors publish in the telemetry Redis. Nothing of the control plane may wait for it."""
+"""Reads what supervisors publish in the telemetry Redis. Nothing in the control plane may wait for it."""
 
 import asyncio
 import time

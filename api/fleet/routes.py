@@ -35,7 +35,7 @@ async def pools(fleet: ServiceDep) -> Response:
 
 @router.get("/v1/pools/{pool}", **describe("Show a pool", PoolView, without_body=(304,)))
 async def show_pool(request: Request, fleet: ServiceDep, pool: PoolName) -> Response:
-    """The ETag is for an If-Match, too, and stands for the policy alone there."""
+    """The ETag also serves for If-Match, where it covers the policy alone."""
     return responses.conditional_response(request, await fleet.read_pool(pool))
 
 
@@ -49,14 +49,14 @@ async def show_pool(request: Request, fleet: ServiceDep, pool: PoolName) -> Resp
     ),
 )
 async def set_policy(who: Admin, fleet: ServiceDep, pool: PoolName, body: Body, versions: Versions) -> Response:
-    """Which box a node must have to take work, and which network jobs get. It counts for what starts from now on. A
+    """Which box a node must have to take work, and which network jobs get. It applies to what starts from now on. A
     node that lacks the box stays visible, and takes no work. The pool need not have a node yet."""
     return responses.json_response(await fleet.set_policy(who, pool, body, versions))
 
 
 @router.delete("/v1/pools/{pool}/blocks/{block}", status_code=204, **describe("Forget a block that is over"))
 async def end_block(who: Admin, fleet: ServiceDep, pool: PoolName, block: BlockId) -> Response:
-    """The engine has ended a block of nodes, so nothing of it runs any more: leases there end at once, and its nodes
+    """The engine has ended a block of nodes, so nothing in it runs any more: leases there end at once, and its nodes
     are forgotten with all that they held. No node of it can join again. For epilogues; may be repeated."""
     await fleet.end_block(who, pool, block)
     return Response(status_code=204)
@@ -89,7 +89,7 @@ async def device_history(
     cursor: str = "",
     limit: HistoryLimit = store.MAX_HISTORY_LINES,
 ) -> Response:
-    """What its attempts have left, the newest first. The history outlives the jobs."""
+    """What its attempts have recorded, the newest first. The history outlives the jobs."""
     page = await fleet.read_device_history(who, device, cursor, limit)
     return responses.page_response(request, page, page.next)
 

@@ -59,7 +59,7 @@ class FleetService:
         _require_operator(who)
         policy = parse_policy(body)
         if versions is not None and _policy_version(pool, await self._fleet.read_fleet(max_age=0)) not in versions:
-            raise PreconditionFailed(f"the policy of pool {pool} is not as it was any more; read it again")
+            raise PreconditionFailed(f"the policy of pool {pool} has changed meanwhile; read it again")
         await self._store.run(store.set_policy(pool, policy))
         audit.log_audit_event(who, "pool_policy_set", pool=pool, **msgspec.structs.asdict(policy))
         return views.pool_view(pool, await self._fleet.read_fleet(max_age=0))

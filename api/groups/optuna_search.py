@@ -1,4 +1,4 @@
-"""Chooses the values of the next trials of a sweep by those that have ended, with Optuna's sampler TPE.
+"""Chooses the values of a sweep's next trials from those that have ended, with Optuna's TPE sampler.
 
 Nothing of a study is kept but the jobs themselves: a study is made anew from what they have measured whenever trials
 are due, so no second truth can disagree with them after an outage

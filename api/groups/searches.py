@@ -1,4 +1,4 @@
-"""Goes on with sweeps whose next trials depend on those that have ended."""
+"""Continues sweeps whose next trials depend on those that have ended."""
 
 import asyncio
 import math

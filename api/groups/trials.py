@@ -47,7 +47,7 @@ def check_base(wanted: SweepRequest) -> None:
     """Raises InvalidSpec, NotSupported, InvalidRequest."""
     base = read_base(wanted.spec)
     if wanted.steps is not None and not isinstance(base.program, RecipeProgram):
-        message = "only for recipes: of a script it is not known where to end it; leave it out"
+        message = "only for recipes: it is not known where to end a script; leave it out"
         raise InvalidRequest(PROBLEM, fields=(FieldError("steps", message),))
 
 

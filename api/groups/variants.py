@@ -93,7 +93,7 @@ def _check_base(base: JobSpec) -> int:
         return InvalidRequest(PROBLEM, fields=(FieldError(f"spec.{field}", message),))
 
     if not isinstance(base.program, RecipeProgram):
-        raise refuse("program.kind", "only recipes can be compared: of a script it is not known where to end it")
+        raise refuse("program.kind", "only recipes can be compared: it is not known where to end a script")
     if base.program.mode != "train":
         raise refuse("program.mode", "only training can be compared; leave it out")
     if base.resources.nodes > 1:
@@ -109,7 +109,7 @@ def _make_variant(wanted: ComparisonRequest, base: JobSpec, rows: int, strategy:
     InvalidRequest: the rows do not divide.
     """
     if strategy == "single" and devices > 1:
-        message = "one device is all that the strategy single has"
+        message = "the strategy single has only one device"
         raise InvalidSpec(message, fields=(FieldError("devices", message),))
     spec: dict[str, Any] = copy.deepcopy(wanted.spec)
     parallelism: dict[str, Any] = spec.setdefault("parallelism", {})

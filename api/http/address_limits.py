@@ -1,4 +1,4 @@
-"""How often an address may ask for what needs no token and costs others something: a bucket for each address."""
+"""Limits how often an address may request what needs no token but costs others something: a bucket per address."""
 
 import ipaddress
 import math
@@ -33,7 +33,9 @@ class AddressLimiter:
         wait = full_at - now - self._burst * self._seconds
         if wait > 0:
             seconds = math.ceil(wait)
-            raise RateLimited(f"too many sign-ins begin at your address; try again in {seconds} s", retry_after=seconds)
+            raise RateLimited(
+                f"too many sign-ins have begun from your address; try again in {seconds} s", retry_after=seconds
+            )
         self._full_at[network] = full_at
         self._full_at.move_to_end(network)
         if len(self._full_at) > MAX_ADDRESSES:

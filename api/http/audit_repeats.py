@@ -1,4 +1,4 @@
-"""What may come without end (refused tokens, refused scopes, downloads) has one audit entry a minute for each caller
+"""What may arrive without end (refused tokens, refused scopes, downloads) gets one audit entry a minute for each caller
 and object; the others are counted. So a flood neither fills the disk nor hides what else was done."""
 
 import time

@@ -90,7 +90,7 @@ class Principal:
         Forbidden: the token does not allow it.
         """
         if self.node and scope not in tokens.MACHINES_SCOPES:
-            raise Forbidden(f"this token is for node {self.node} alone; use the token of a person here")
+            raise Forbidden(f"this token is for node {self.node} alone; use a person's token here")
         if not tokens.covers_scope(self.scopes, scope):
             raise Forbidden(f"this needs a token with the scope {str(scope)!r}")
 
@@ -156,7 +156,7 @@ class Authenticator:
         if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
             raise Unauthenticated("the token of this sign-in link is revoked or expired")
         if not sessions.is_owner(owner, code, record):
-            raise Unauthenticated("the token of this sign-in link is another one by now")
+            raise Unauthenticated("the token of this sign-in link has been replaced")
         return Principal(record.id, record.tenant, record.scopes, record.name, node=record.node), record.digest
 
     async def name_token(self, token: str) -> str:

@@ -80,4 +80,4 @@ def decode_text(text: str) -> bytes:
 
 
 def _malformed_cursor() -> MalformedCursor:
-    return MalformedCursor("the cursor is not one that this service gave; leave it out to start from the beginning")
+    return MalformedCursor("the cursor was not issued by this service; leave it out to start from the beginning")

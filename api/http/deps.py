@@ -186,7 +186,7 @@ def _require_json(given: str | None, content: bytes) -> None:
     if media in _JSON or media.endswith("+json") or (media == _OF_CURL and content.lstrip()[:1] == b"{"):
         return
     raise UnsupportedMediaType(
-        f"this takes JSON, and the body is said to be {media[:100]!r}; send it with `Content-Type: application/json`"
+        f"this takes JSON, and the Content-Type is {media[:100]!r}; send the body with `Content-Type: application/json`"
     )
 
 
@@ -201,9 +201,7 @@ async def idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", ma
 
 IfMatchHeader = Annotated[
     str | None,
-    Header(
-        alias="If-Match", max_length=1000, description="ETag of what is to be changed: 412 if it has another by now"
-    ),
+    Header(alias="If-Match", max_length=1000, description="ETag of what is to be changed; 412 if it has changed since"),
 ]
 
 
@@ -243,7 +241,7 @@ LogStreamNames = Annotated[
     str,
     Query(
         max_length=100,
-        description="all, or some of stdout, stderr, shard, service with commas between them; left out: all for a "
+        description="all, or some of stdout, stderr, shard, service, comma-separated; left out: all for a "
         "recipe, all but shard for a script",
         json_schema_extra={"pattern": f"^(|all|({'|'.join(STREAMS)})(,({'|'.join(STREAMS)}))*)$"},
     ),

@@ -1,5 +1,5 @@
-"""Who can reach a server, and the refusal to serve others without what that takes. Imports no framework: `shardyard up`
-looks here before anything is started."""
+"""Who can reach a server, and the refusal to serve others without the protection that this needs. Imports no
+framework: `shardyard up` looks here before anything is started."""
 
 from ipaddress import ip_address
 

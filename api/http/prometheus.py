@@ -108,8 +108,8 @@ class PoolGauges:
         self._unboxed = gauge("unboxed_nodes", "Live nodes that lack the box which their pool demands")
         self._low_disks = gauge("low_disk_nodes", "Live nodes that take no work because a disk has too little room")
         self._queued = gauge("queued_jobs", "Jobs that wait in a pool")
-        self._wanted = gauge("pool_wanted_nodes", "Nodes that work, and those that what waits needs besides")
-        self._blocks = gauge("pool_blocks", "Blocks that an engine was asked for", "state")
+        self._wanted = gauge("pool_wanted_nodes", "Nodes that work, and further ones that waiting jobs need")
+        self._blocks = gauge("pool_blocks", "Blocks requested from an engine", "state")
 
     def show(self, pools: Sequence[PoolView], wanted: Mapping[str, int]) -> None:
         """A pool that is gone is shown no more."""

@@ -113,6 +113,6 @@ class RateLimiter:
 
     def _too_many(self, allowance: TokenAllowance) -> RateLimited:
         seconds = max(1, math.ceil(allowance.blocked_until - time.monotonic()))
-        limits = f"{self._of_token or 'any number of'} requests a minute of a token and "
-        limits += f"{self._of_tenant or 'any number of'} of a tenant"
+        limits = f"{self._of_token or 'any number of'} requests a minute per token and "
+        limits += f"{self._of_tenant or 'any number'} per tenant"
         return RateLimited(f"too many requests: {limits} are answered; try again in {seconds} s", retry_after=seconds)

@@ -1,4 +1,4 @@
-"""Turns of tenants: while several ask, each has a few requests in hand at a time, and the others wait in its own queue.
+"""Turns of tenants: while several ask, each has a few requests in progress, and the others wait in its own queue.
 
 An event loop goes round once for every few milliseconds of what all requests in hand have to do, and each request needs
 several rounds. So it is how many the *others* have in hand that makes one slow, whatever they ask for. A tenant that is
@@ -133,4 +133,4 @@ def end_turn(scope: MutableMapping[str, Any]) -> None:
 
 
 def _too_many() -> RateLimited:
-    return RateLimited("very many requests of your tenant wait already; try again in a moment", retry_after=1)
+    return RateLimited("very many requests from your tenant are already waiting; try again in a moment", retry_after=1)

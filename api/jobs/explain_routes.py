@@ -1,4 +1,4 @@
-"""The route that explains why a job stands where it stands."""
+"""The route that explains why a job is in its state."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The service that explains why a job stands where it stands, and when it may start."""
+"""The service that explains why a job is in its state, and when it may start."""
 
 import asyncio
 from collections.abc import Iterator
@@ -132,8 +132,8 @@ def _start_view(estimate: StartEstimate | None) -> StartView | None:
 
 def _order_lines(record: JobRecord, share: PoolShareView, weight: float, ahead: JobsAheadView) -> Iterator[str]:
     yield (
-        f"priority {record.priority}; your share: {100 * share.used_part:.0f} % of what was used of pool {record.pool} "
-        f"lately, {100 * share.due_part:.0f} % are due to your weight of {weight:g}"
+        f"priority {record.priority}; your share: {100 * share.used_part:.0f} % of the recent use of pool "
+        f"{record.pool}; {100 * share.due_part:.0f} % is due to your weight of {weight:g}"
     )
     words = f"before it: {count_noun(ahead.own, 'job')} of yours"
     if ahead.others:
@@ -150,15 +150,15 @@ def _room_lines(room: PoolRoomView) -> Iterator[str]:
 def _kept_lines(kept: KeptNodesView | None, facts: QueueFacts) -> Iterator[str]:
     if kept is not None:
         whose = "this job" if facts.ref == facts.kept_for else kept.job or "another tenant's job"
-        yield f"{', '.join(kept.nodes)} is kept for {whose}, which has waited long for so many devices"
+        yield f"{', '.join(kept.nodes)} is kept for {whose}, which has long waited for that many devices"
 
 
 def _start_lines(estimate: StartEstimate | None) -> Iterator[str]:
     if estimate is None or estimate.latest > MAX_AHEAD_SECONDS:
         yield "when it starts cannot be estimated"
     elif not estimate.past_runs:
-        yield f"it starts within {format_duration(estimate.latest)}, by the wall limits of what comes before it"
+        yield f"it starts within {format_duration(estimate.latest)}, judging by the wall limits of what comes before it"
     else:
         band = f"most likely between {format_duration(estimate.earliest)} and {format_duration(estimate.latest)}"
-        basis = f"by {count_noun(estimate.past_runs, 'past run')} there, if others submit as they did lately"
+        basis = f"by {count_noun(estimate.past_runs, 'past run')} there, if others submit as they have lately"
         yield f"it may start in {format_duration(estimate.expected)}, {band}, {basis}"

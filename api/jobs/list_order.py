@@ -1,5 +1,5 @@
-"""Orders of lists of jobs. By the time at which they were made, ids have an order of their own, and any list can be
-read to its end; by anything else the newest jobs that match are sorted here."""
+"""Orders of lists of jobs. Ids sort by creation time, so a list in that order can be read to its end; in any other
+order the newest jobs that match are sorted here."""
 
 import operator
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,4 +1,4 @@
-"""What the owners of jobs are called: the names of the tokens that have submitted them."""
+"""The display names of job owners: the names of the tokens that have submitted them."""
 
 import asyncio
 import time

@@ -77,7 +77,7 @@ class ResolveService:
         if found is None:
             raise NotFound(
                 f"there is no job {_shown(ref)}; write @last, or @last~2 for the second before it",
-                fields=(FieldError("ref", "after @last comes nothing, or ~ and a number up to 999"),),
+                fields=(FieldError("ref", "write @last alone, or followed by ~ and a number up to 999"),),
             )
         back = int(found[1] or 0)
         jobs = await self._store.run(store.newest_jobs(who.tenant, who.token, back + 1))

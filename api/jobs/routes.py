@@ -79,7 +79,7 @@ async def list_jobs(
     sort: Annotated[
         Order,
         Query(
-            description="by what, - for the largest first. By the time at which they were made, lists have no end; by "
+            description="what to sort by; a leading - puts the largest first. Lists by creation time have no limit; by "
             "anything else the newest 1,000 jobs that match are sorted, and those without the value come last"
         ),
     ] = NEWEST,

@@ -242,7 +242,7 @@ class JobService:
         record = (await self._records.read_view(who.tenant, job)).record
         if record.state not in TERMINAL and (known is None or record.version in known):
             if not self._waiting.has_room(who.tenant):
-                raise TooManyReads("too many requests wait for a change of a job; send fewer of them with `wait`")
+                raise TooManyReads("too many requests are waiting for a job to change; send fewer of them with `wait`")
             with self._waiting.hold(who.tenant):
                 await self._changes.wait_for_change(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
         return await self.read_tagged_status(who, job)
@@ -452,7 +452,9 @@ class JobService:
         fleet = await self._fleet.read_fleet(max_age=0)
         prefix = f"{who.tenant}/{job}/"
         if any(holder.startswith(prefix) for node in fleet.nodes if node.alive for holder in node.held.values()):
-            raise JobNotFinished(f"job {job} still holds devices; cancel it if it runs, else try again in a moment")
+            raise JobNotFinished(
+                f"job {job} still holds devices; cancel it if it is running, otherwise try again in a moment"
+            )
 
     async def attempts(self, who: Principal, job: str) -> AttemptList:
         records = await self._records.read_attempts(who.tenant, job)
@@ -472,7 +474,7 @@ def _without_dependencies(spec: JobSpec) -> bytes:
 def _require_version(record: JobRecord, versions: Collection[int] | None) -> None:
     """Of an archived job, which does not change any more. Raises PreconditionFailed."""
     if versions is not None and record.version not in versions:
-        raise PreconditionFailed(f"job {record.id} is not as it was any more; read it again, and decide again")
+        raise PreconditionFailed(f"job {record.id} has changed meanwhile; read it again, and decide again")
 
 
 async def _search_jobs(

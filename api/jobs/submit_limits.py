@@ -1,4 +1,4 @@
-"""What the service has room for, which a job must fit into before it is stored."""
+"""What the service has room for: a job must fit before it is stored."""
 
 from dataclasses import dataclass
 
@@ -27,4 +27,4 @@ class SubmitLimits:
         asked, most = wanted.limits.artifact_bytes, self.max_artifact_bytes
         if asked is not None and asked > most:
             message = f"{asked:,} asked; this service keeps at most {most:,} bytes for a job"
-            raise InvalidSpec("the job wants too much kept", fields=(FieldError("limits.artifact_bytes", message),))
+            raise InvalidSpec("the job asks to keep too much", fields=(FieldError("limits.artifact_bytes", message),))

@@ -1,1 +1,1 @@
-"""Machines that join: what they are given, and whether they can be reached."""
+"""Machines that join: what they receive, and whether they can be reached."""

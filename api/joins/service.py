@@ -1,4 +1,4 @@
-"""The service of machines that join: hands out what a node needs to who has a token for that.
+"""The service of machines that join: hands out what a node needs to holders of a token for that.
 
 What is handed out lets its owner work as a node: see and end the jobs of all tenants, and read their secrets. So a
 token to join with is for this alone, and short-lived; the token that the node keeps is for the files of its attempts.

@@ -1,1 +1,1 @@
-"""Files that nodes without a shared directory bring and fetch, with their own tokens."""
+"""Files that nodes without a shared directory upload and fetch, with their own tokens."""

@@ -1,4 +1,4 @@
-"""What nodes bring and fetch, on the disk: drafts of uploads, files that are put in their places, and lists.
+"""What nodes upload and fetch, on disk: drafts of uploads, files that are put in their places, and lists.
 
     <storage>/.node-drafts/<node>/<of the path and the digest>.part
 
@@ -99,7 +99,7 @@ def publish_draft(files: DirectoryStorage, draft: str, path: str, digest: str) -
             return
         raise OffsetMismatch(path, 0, 0) from None
     files.remove(draft)
-    raise DigestMismatch(f"{path}: what has come is not what Repr-Digest says; send it again from the first byte")
+    raise DigestMismatch(f"{path}: what has arrived does not match Repr-Digest; send it again from the first byte")
 
 
 def sweep_drafts(files: DirectoryStorage, older_than: float = DRAFT_SECONDS) -> None:

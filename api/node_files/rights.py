@@ -1,4 +1,4 @@
-"""What a node's token may read and change: what belongs to the attempts that the node has, and had lately.
+"""What a node's token may read and change: files of the attempts that the node has, or had recently.
 
     jobs/<tenant>/<job>/<attempt>/...     read and changed by the nodes of the attempt, until a while after its end
     jobs/<tenant>/<job>/checkpoints/...   read while the node holds an attempt of the job; changed while that lives

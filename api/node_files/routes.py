@@ -44,7 +44,7 @@ async def list_files(who: Node, files: ServiceDep, prefix: Text, cursor: Text = 
     **describe("Size of a file", without_body=(200,), refuses=_READS),
 )
 async def read_size(who: Node, files: ServiceDep, path: str, digest: Digest = "") -> Response:
-    """In `Upload-Offset`. With a digest: how much has come of an upload that is not complete."""
+    """In `Upload-Offset`. With a digest: how much of an incomplete upload has arrived."""
     return _at(200, await files.read_size(who, path, _parse_digest(digest) if digest else ""))
 
 
@@ -72,7 +72,7 @@ async def read(
 
 @router.patch(FILE, status_code=204, **describe("Append to a file", refuses=_REFUSES, body=_BODY))
 async def append(request: Request, who: Node, files: ServiceDep, path: str, offset: Offset) -> Response:
-    """The file is made with its first bytes. Bytes that it has already count as appended; where it ends elsewhere, the
+    """The file is created with its first bytes. Bytes that it already has count as appended; if it ends elsewhere, the
     answer is 409 and says in `Upload-Offset` where."""
     try:
         return _at(204, await files.append(who, path, offset, request.stream()))
@@ -88,8 +88,8 @@ async def append(request: Request, who: Node, files: ServiceDep, path: str, offs
 async def put(
     request: Request, who: Node, files: ServiceDep, path: str, digest: Digest, length: Length, offset: Offset = 0
 ) -> Response:
-    """204: the file is whole, checked, on the disk and in its place. 202: so much of it has come; go on there, in this
-    request's manner. An upload that was cut goes on where `HEAD` with its digest says."""
+    """204: the file is whole, checked, on disk and in its place. 202: this much of it has arrived; continue there in
+    the same way. An interrupted upload continues where `HEAD` with its digest says."""
     wanted = UploadPart(offset, length, _parse_digest(digest))
     try:
         written = await files.put(who, path, wanted, request.stream())
@@ -104,8 +104,8 @@ async def put(
     **describe("Copy a file", refuses=(*_REFUSES, "wrong_digest")),
 )
 async def copy(who: Node, files: ServiceDep, path: str, source: Text, digest: Digest, length: Length) -> Response:
-    """What `source` has takes this path too, if it is what the length and the digest say: a node that has brought a
-    file need not bring it again."""
+    """The contents of `source` get this path too, if they match the length and the digest: a node that has uploaded a
+    file need not upload it again."""
     await files.copy(who, source, path, UploadPart(0, length, _parse_digest(digest)))
     return Response(status_code=204)
 

@@ -65,7 +65,7 @@ class WrongOffset(ShardyardError):
     code = "wrong_offset"
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"go on at byte {size}: so much is there")
+        super().__init__(f"continue at byte {size}: that much is there")
         self.size = size
 
 
@@ -247,7 +247,7 @@ class NodeFileService:
     def _request(self, who: Principal) -> Iterator[None]:
         if self._threads.bucket is not None:
             raise FilesInBucket(
-                "this service keeps its files in a bucket, where nodes bring theirs themselves: set SHARDYARD_STORAGE="
+                "this service keeps its files in a bucket, to which nodes upload theirs: set SHARDYARD_STORAGE="
                 f"{target_of(self._settings).url} on the node, and the AWS_... variables by which it reaches that"
             )
         if not self._slots.has_room(who.node):

@@ -1,4 +1,4 @@
-"""How much nodes may bring for one attempt, and for the checkpoints of one job, all files together.
+"""How much nodes may upload for one attempt, and for the checkpoints of one job, all files together.
 
 A supervisor holds its job to the same limits where it runs; here they hold for a node that was taken over, too. What
 lies there is counted on the disk once in a while, and what this process writes is added until the next count. A file

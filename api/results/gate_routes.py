@@ -1,4 +1,4 @@
-"""The route of gates: hold a job's report against limits."""
+"""The route of gates: check a job's report against limits."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The service of gates: whether a job that has ended keeps limits, as its split report has it."""
+"""The service of gates: whether a job that has ended keeps limits, judged by its split report."""
 
 from functools import partial
 

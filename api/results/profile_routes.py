@@ -27,8 +27,8 @@ router = APIRouter(tags=["profiles"])
     ),
 )
 async def request_profile(who: Caller, profiles: ServiceDep, job: JobId, body: Body) -> Response:
-    """Every rank records a trace of the next steps with torch.profiler, and goes on. The list of profiles says when
-    the traces are there; they are among the job's files. One profile of a job at a time."""
+    """Every rank records a trace of the next steps with torch.profiler, and continues. The list of profiles says when
+    the traces are ready; they are among the job's files. One profile of a job at a time."""
     return responses.json_response(await profiles.request_profile(who, job, body), 202)
 
 

@@ -1,4 +1,4 @@
-"""The service of profiles: asks the ranks of a running job for traces of a few steps, and says what came of it."""
+"""The service of profiles: asks the ranks of a running job for traces of a few steps, and reports what became of it."""
 
 from functools import partial
 

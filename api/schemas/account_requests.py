@@ -1,4 +1,4 @@
-"""Bodies about who may do what: tokens, sign-ins, secrets, quotas, shares."""
+"""Request bodies about who may do what: tokens, sign-ins, secrets, quotas, shares."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ MAX_DEVICE_CODE_LENGTH = 2048
 #: Of something that a quota limits; None: as much as there is.
 Amount = Annotated[int | None, Field(ge=0, le=2**53)]
 TENANT_PATTERN = pattern(
-    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "1 to 63 small letters, digits and hyphens, no hyphen at an end"
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "1 to 63 lower-case letters, digits and hyphens, no hyphen at either end"
 )
 Tenant = Annotated[str, Field(pattern=TENANT_PATTERN)]
 _DEVICE_CODE = pattern(r"^[!-~]+$", "printable characters, without spaces")
@@ -45,7 +45,7 @@ class QuotaRequest(BaseModel):
 
     jobs: Amount = Field(None, description="jobs that have not ended")
     running: Amount = Field(None, description="of them, jobs that have devices")
-    devices: Amount = Field(None, description="devices that its jobs have at a time")
+    devices: Amount = Field(None, description="devices that its jobs have at the same time")
     device_hours: float | None = Field(
         None, ge=0, le=1e9, description="devices times hours within the window; above it no job starts"
     )
@@ -123,7 +123,7 @@ def _wrong_of_machine(wanted: NewTokenRequest) -> Iterator[FieldError]:
     if wanted.node is None and Scope.JOIN not in wanted.scopes:
         yield FieldError("node", "name the node that the token is for, as its SHARDYARD_NODE has it")
     if Scope.JOIN in wanted.scopes and (wanted.expires_in_seconds or MAX_JOIN_SECONDS + 1) > MAX_JOIN_SECONDS:
-        yield FieldError("expires_in_seconds", f"a token to join with is good for {MAX_JOIN_SECONDS} seconds at most")
+        yield FieldError("expires_in_seconds", f"a token to join with is valid for {MAX_JOIN_SECONDS} seconds at most")
     if wanted.tenant not in (None, DEFAULT_TENANT):
         yield FieldError("tenant", "leave it out: a node serves all tenants")
     if wanted.quota is not None:

@@ -1,4 +1,4 @@
-"""Bodies about nodes, pools, and machines that join."""
+"""Request bodies about nodes, pools, and machines that join."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Bodies of groups of jobs: comparisons and sweeps."""
+"""Request bodies of groups of jobs: comparisons and sweeps."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -104,10 +104,10 @@ class SweepRequest(_GroupRequest):
         "that have ended",
     )
     trials: int | None = Field(None, ge=1, le=MAX_TRIALS, strict=True, description="how many jobs, with `random`")
-    seed: int = Field(0, ge=0, le=2**63 - 1, strict=True, description="the same one draws the same values")
+    seed: int = Field(0, ge=0, le=2**63 - 1, strict=True, description="the same seed draws the same values")
     metric: str = Field("loss", max_length=200, pattern=_METRIC, description="by what the best trial is chosen")
     mode: Literal["min", "max"] | None = Field(None, description="by default min for the loss, and max for others")
-    max_concurrent: int = Field(1, ge=1, le=MAX_TRIALS, strict=True, description="jobs that may run at a time")
+    max_concurrent: int = Field(1, ge=1, le=MAX_TRIALS, strict=True, description="jobs that may run at the same time")
     steps: int | None = Field(
         None,
         ge=1,

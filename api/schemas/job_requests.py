@@ -1,4 +1,4 @@
-"""Bodies about jobs: their specs, and which of them to cancel."""
+"""Request bodies about jobs: their specs, and which of them to cancel."""
 
 from functools import lru_cache
 
@@ -58,7 +58,7 @@ def parse_cancel(body: bytes) -> JobFilter:
         )
         raise InvalidRequest("the cancel request is not valid", fields=(FieldError("all", problem),))
     if wanted.state in TERMINAL:
-        problem = f"{wanted.state} jobs have ended; queued, starting or running"
+        problem = f"{wanted.state} jobs have ended; give queued, starting or running"
         raise InvalidRequest("the cancel request is not valid", fields=(FieldError("state", problem),))
     return JobFilter(wanted.state, wanted.pool or "", parse_label(wanted.label or ""), wanted.name or "")
 

@@ -1,4 +1,4 @@
-"""Bodies about what jobs leave: gates on their reports, and profiles."""
+"""Request bodies about the results of jobs: gates on their reports, and profiles."""
 
 from collections.abc import Iterator
 from typing import Annotated

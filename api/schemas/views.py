@@ -62,7 +62,7 @@ from shardyard.formatting import count_noun
 
 REASON_MESSAGES: dict[StateReason, str] = {
     StateReason.WAITING_FOR_TIME: "its time (`start_after`) has not come; from then on it is in the queue",
-    StateReason.WAITING_FOR_TURN: "it waits for its turn in its group, of which only so many jobs run at a time",
+    StateReason.WAITING_FOR_TURN: "it waits for its turn in its group, which limits how many of its jobs run at a time",
     StateReason.SUSPENDED: "suspended; `shardyard resume JOB` puts it back to its place in the queue",
     StateReason.STARTING: "devices are leased; the node is starting it",
     StateReason.RUNNING: "running",
@@ -196,8 +196,8 @@ def _waiting_reason(job: JobRow, queue: QueueView, fleet: FleetFacts) -> tuple[S
         return StateReason.STORAGE_LOW, words
     if queue.live_nodes == 0:
         words = (
-            f"needs {_wanted(job)} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
-            "draining; `shardyard nodes` shows which"
+            f"needs {_wanted(job)} in pool {job.pool}, and none of its nodes takes work now: they are down, stopping "
+            "or draining; `shardyard nodes` shows which"
         )
         return StateReason.NO_LIVE_NODE, words
     if missing_reach := fleet.missing_reach(job.pool, job.devices, job.nodes):

@@ -1,4 +1,4 @@
-"""Bodies about webhooks."""
+"""Request bodies about webhooks."""
 
 from typing import Annotated, Literal
 
@@ -42,7 +42,7 @@ class NewWebhookRequest(BaseModel):
     format: Literal["json", "slack", "github", "email"] = Field(
         "json",
         description="json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, "
-        "statuses of the commits that jobs name; email",
+        "statuses on the commits that jobs name; email",
     )
     repo: Repository = Field(None, description="owner/name of the repository whose commits get statuses")
     token_secret: TokenSecret = Field(
@@ -63,7 +63,7 @@ class WebhookChange(BaseModel):
     token_secret: TokenSecret = None
     to: Recipients = None
     name: WebhookName | None = None
-    active: bool | None = Field(None, strict=True, description="false: it gets no events; what waits for it stays")
+    active: bool | None = Field(None, strict=True, description="false: it gets no events; what waits for it is kept")
 
 
 class WebhookRotation(BaseModel):
@@ -76,7 +76,7 @@ class WebhookRotation(BaseModel):
         ge=0,
         le=MAX_OVERLAP_SECONDS,
         strict=True,
-        description="meanwhile receivers may have either; 0, for a secret that others may know: it ends at once",
+        description="meanwhile receivers may use either; 0, for a secret that others may know: it ends at once",
     )
 
 

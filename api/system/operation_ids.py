@@ -112,7 +112,7 @@ OPERATION_IDS: Final[Mapping[tuple[str, str], str]] = {
 #: In the order in which pages show them.
 TAGS: Final[Mapping[str, str]] = {
     "jobs": "Submit, list, watch, cancel and delete training jobs, and ask what they wait for.",
-    "groups": "Comparisons of strategies and devices, and sweeps over values, of which each is a group of jobs.",
+    "groups": "Comparisons of strategies and devices, and sweeps over values, each of which is a group of jobs.",
     "splits": "What each device got of every batch, and what it cost there.",
     "logs": "Lines that jobs have printed, and series of numbers.",
     "artifacts": "Files that jobs have made.",
@@ -128,6 +128,6 @@ TAGS: Final[Mapping[str, str]] = {
     "webhooks": "Messages to addresses of yours when something happens.",
     "audit": "Who did what.",
     "node files": "Files of attempts, for nodes without the shared directory.",
-    "joining": "What a machine asks that joins as a node.",
+    "joining": "Requests of machines that join as nodes.",
     "system": "Health, readiness, metrics, and this description.",
 }

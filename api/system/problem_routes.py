@@ -1,4 +1,4 @@
-"""A page for each kind of problem, which the `type` of a problem is the address of: what it means, and what to do."""
+"""A page for each kind of problem, at the address in the problem's `type`: what it means, and what to do."""
 
 import html
 import re
@@ -16,24 +16,24 @@ EXPLANATIONS: Final = {
     "bad_request": "the request is not valid HTTP",
     "bad_host": "the Host header has a name that this service does not answer to; see `SHARDYARD_ALLOWED_HOSTS`",
     "malformed_json": "the body is not JSON, although it says so",
-    "malformed_cursor": "a cursor that this service did not make",
+    "malformed_cursor": "a cursor that this service did not issue",
     "unauthenticated": "no token, or one that is unknown, revoked or expired",
     "sign_in_failed": (
         "a single sign-on that was denied, took too long, did not begin in this browser, or cannot be proven"
     ),
     "forbidden": "the token lacks the scope, or it is a node's and the file belongs to no attempt of that node",
     "files_in_bucket": (
-        "a node would bring its files to the API, and the service keeps them in a bucket: name that in the node's "
+        "a node tried to upload its files to the API, but the service keeps them in a bucket: name that in the node's "
         "`SHARDYARD_STORAGE`"
     ),
-    "no_access": "the identity provider knows this person, and no access rule is for them",
+    "no_access": "the identity provider knows this person, but no access rule applies to them",
     "over_quota": "the job needs more than the quota of the tenant or the token will ever allow",
     "not_found": "no such thing, or it is another tenant's",
     "method_not_allowed": "the path exists, but not for this method",
     "not_acceptable": "the Accept header allows none of the available media types; `detail` names them",
     "body_timeout": "the body did not arrive in time",
-    "ambiguous_reference": "several jobs fit a `ref`; `candidates` has them, at most ten",
-    "precondition_failed": "what `If-Match` names is not as it is now: somebody else has changed it; read it again",
+    "ambiguous_reference": "several jobs match a `ref`; `candidates` has them, at most ten",
+    "precondition_failed": "somebody else has changed what `If-Match` names; read it again",
     "conflict": "the request contradicts the current state",
     "idempotency_conflict": "this Idempotency-Key was used with another body",
     "job_finished": "cancel of a job that has already succeeded or failed",
@@ -56,9 +56,9 @@ EXPLANATIONS: Final = {
         "all your bundles together would be larger than `SHARDYARD_MAX_BUNDLES_BYTES`, or than your tenant's quota"
     ),
     "secret_quota": "you have 100 secrets",
-    "webhook_quota": "you have 10 webhooks, or what waits for them takes 8 MiB already",
+    "webhook_quota": "you have 10 webhooks, or their waiting deliveries take 8 MiB already",
     "unreadable_spec": "the job was stored by a version of the service with fields that this one does not know",
-    "unsupported_media_type": "the body is said to be something else than JSON; send `Content-Type: application/json`",
+    "unsupported_media_type": "the Content-Type says something other than JSON; send `Content-Type: application/json`",
     "body_too_large": (
         "the body has more than `SHARDYARD_MAX_BODY_BYTES`, or a bundle more than `SHARDYARD_MAX_BUNDLE_BYTES`"
     ),
@@ -72,7 +72,7 @@ EXPLANATIONS: Final = {
         "the spec names a bundle that you have not uploaded, or that was deleted; upload it and submit again"
     ),
     "unknown_secret": "the spec names a secret that you do not have; `errors` says which, and names similar ones",
-    "wrong_digest": "the file that a node has sent is not what `Repr-Digest` says; nothing is kept of it",
+    "wrong_digest": "the file that a node has sent does not match `Repr-Digest`; nothing is kept of it",
     "bad_bundle": "the body is not a zip, or breaks a rule",
     "too_many_uploads": (
         "more bundles are arriving than the service accepts at a time; try again after `Retry-After` seconds"
@@ -80,12 +80,12 @@ EXPLANATIONS: Final = {
     "too_many_transfers": "a node has as many requests at a time (8), or unfinished uploads (64), as it may have",
     "too_many_streams": "your token, or your tenant, has the largest allowed number of event streams open",
     "too_many_reads": (
-        "too many large answers for your tenant are being made, or too many of its requests `wait`; try again "
+        "too many large answers for your tenant are being prepared, or too many of its requests `wait`; try again "
         "after `Retry-After` seconds"
     ),
     "rate_limited": (
         "your token or your tenant sends more requests than it may, or more than the service gets to while others"
-        " ask, or too many sign-ins begin at your address; try again after `Retry-After` seconds"
+        " ask, or too many sign-ins have begun from your address; try again after `Retry-After` seconds"
     ),
     "quota_exceeded": (
         "your tenant or your token uses all that its quota allows; `detail` says what is used, what is allowed, "
@@ -95,7 +95,7 @@ EXPLANATIONS: Final = {
     "internal_error": "a fault of the service; its log has more",
     "storage_mismatch": "the storage directory here is not the one that the rest of the service uses",
     "secret_key_unusable": "the service has no key to encrypt secrets with; for the operator: keys of secrets",
-    "format_mismatch": "the control Redis was written by a version of the service that this one cannot work beside",
+    "format_mismatch": "the control Redis was written by a version of the service that this one cannot work alongside",
     "store_full": (
         "the control Redis has no room for anything new; nothing was stored. Everything else works: reading, "
         "cancelling, deleting, and what runs"

@@ -71,7 +71,7 @@ class AddressRules:
         except (httpx.InvalidURL, ValueError):
             raise RefusedTarget("send a whole URL, for example https://example.com/hooks/shardyard") from None
         if url.port is not None and not 1 <= url.port <= 65_535:
-            raise RefusedTarget("its port must be one of 1 to 65535")
+            raise RefusedTarget("its port must be from 1 to 65535")
         if url.scheme not in ("https", "http") or not url.host:
             raise RefusedTarget("send a whole URL that begins with https://")
         if url.userinfo or "@" in url.netloc.decode("ascii", "replace"):
@@ -80,7 +80,7 @@ class AddressRules:
         if _HOST.fullmatch(host) is None:
             raise RefusedTarget("its host is neither a name nor an address")
         if url.fragment:
-            raise RefusedTarget("leave out what comes behind #: it is not sent")
+            raise RefusedTarget("leave out what follows #: it is not sent")
         if url.scheme == "http" and not self._networks:
             raise RefusedTarget("use https:// (the operator can allow http:// in networks of their own)")
         numeric = _numeric_addresses(host)

@@ -125,13 +125,13 @@ class ChannelOpener:
         """The value of a secret, each time anew: it may have been replaced."""
         sealed = (await self._store.run(read_sealed_secrets(tenant, [name])))[name]
         if sealed is None:
-            raise DeliveryFailed(f"there is no secret {name!r} any more")
+            raise DeliveryFailed(f"the secret {name!r} no longer exists")
         try:
             token = await asyncio.to_thread(self._decrypt, tenant, name, sealed)
         except SecretKeyUnusable:
             raise DeliveryFailed(f"the service cannot decrypt the secret {name!r}") from None
         if not (token.isascii() and token.isprintable() and 0 < len(token) <= MAX_TOKEN_LENGTH and " " not in token):
-            raise DeliveryFailed(f"the secret {name!r} is no token")
+            raise DeliveryFailed(f"the secret {name!r} is not a token")
         return token
 
     def _decrypt(self, tenant: str, name: str, sealed: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Links to jobs in messages, where the operator has said which address people have the dashboard at."""
+"""Links to jobs in messages, if the operator has set the dashboard's public address."""
 
 from dataclasses import dataclass
 from urllib.parse import quote

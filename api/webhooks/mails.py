@@ -77,7 +77,7 @@ class MailTransport:
         InvalidRequest: the service sends no mails, or none to one of these.
         """
         if self._settings is None:
-            problem = "this service sends no mails: its operator would have to set SHARDYARD_MAIL_SERVER"
+            problem = "this service sends no mail: its operator would have to set SHARDYARD_MAIL_SERVER"
             raise InvalidRequest("the webhook is not valid", fields=(FieldError("format", problem),))
         wrong = [
             FieldError(f"to.{place}", problem)
@@ -95,7 +95,7 @@ class MailTransport:
             return str(error)
         if settings.domains & {"*", domain}:
             return ""
-        return "the service sends no mails to this domain (its operator allows some with SHARDYARD_MAIL_DOMAINS)"
+        return "the service sends no mail to this domain (its operator allows some with SHARDYARD_MAIL_DOMAINS)"
 
     async def send(
         self, delivery: str, event: StoredEvent, recipients: Sequence[str], link: str = ""
@@ -107,18 +107,18 @@ class MailTransport:
             DeliveryFailed: the server has not taken it for any of them.
         """
         if self._settings is None:
-            raise DeliveryFailed("the service sends no mails any more")
+            raise DeliveryFailed("the service no longer sends mail")
         refused = [address for address in recipients if self._refusal(self._settings, address)]
         allowed = [address for address in recipients if address not in refused]
         if not allowed:
-            raise DeliveryFailed("the service sends no mails to these domains any more")
+            raise DeliveryFailed("the service no longer sends mail to these domains")
         message = render_mail(delivery, event, self._settings.sender, allowed, link)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(TOTAL_SECONDS):
                 refused += await loop.run_in_executor(self._threads, self._send, self._settings, message, allowed)
         except TimeoutError:
-            raise DeliveryFailed(f"the mail server has not taken it within {TOTAL_SECONDS:g} s") from None
+            raise DeliveryFailed(f"the mail server has not accepted it within {TOTAL_SECONDS:g} s") from None
         return 250, f"refused for {', '.join(refused)}" if refused else ""
 
     def _send(self, settings: MailSettings, message: EmailMessage, recipients: Sequence[str]) -> list[str]:

@@ -122,7 +122,7 @@ def _describe(error: Exception) -> str:
             return "no TLS connection could be made"
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return "it cannot be connected to"
+        return "no connection to it could be made"
     if isinstance(error, httpx.RemoteProtocolError):
         return "its answer is not HTTP, or ended early"
     return "the connection broke"

@@ -1,4 +1,4 @@
-"""What is sent of an event: headers and body, by the format of the webhook."""
+"""What is sent for an event: headers and body, by the format of the webhook."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What is secret of a webhook, encrypted with the keys of the service's secrets."""
+"""The secret fields of a webhook, encrypted with the keys of the service's secrets."""
 
 from pathlib import Path
 

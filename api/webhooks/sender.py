@@ -1,5 +1,5 @@
 """Sends webhooks. Each API process has a sender, and one of them leads: it takes what is due from the control Redis,
-sends it, and says what became of it.
+sends it, and records what became of it.
 
 A delivery is sent at least once. What was taken and not settled, since the process was killed, is due again after
 `hold_seconds`, with the same id. Only then could two processes send at a time, or one that was frozen in between, so a

@@ -181,7 +181,7 @@ class WebhookService:
         _check_id(webhook)
         before = cursors.decode_text(cursor).decode("ascii", "replace")
         if cursor and _DELIVERY.fullmatch(before) is None:
-            raise MalformedCursor("the cursor is not one that this service gave; leave it out to start with the newest")
+            raise MalformedCursor("the cursor was not issued by this service; leave it out to start with the newest")
         call = webhooks.list_deliveries(who.tenant, webhook, PARTS[state], before=before, limit=limit)
         page = await self._store.run(call)
         found = page.deliveries

@@ -63,7 +63,7 @@ def check_target(
     url = wanted.url or FORMATS[form].default_url
     shown = shown_url(rules.check_url(url), form)
     if form == "github" and httpx.URL(url).query:
-        raise _refuse("url", "the API of GitHub has no part behind ?")
+        raise _refuse("url", "the API of GitHub has no part after ?")
     return CheckedTarget(url, shown, WebhookTarget(repo=wanted.repo or "", token_secret=wanted.token_secret or ""))
 
 

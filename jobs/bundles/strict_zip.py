@@ -1,4 +1,4 @@
-"""A strict reader of zip files that hostile people made.
+"""A strict reader of zip files, which may be hostile.
 
 The usual readers are lenient: they skip what stands before and after an archive, believe one header where two
 disagree, and let entries share their bytes. Here a zip has one reading or none: local headers and data follow each
@@ -123,7 +123,7 @@ def _end_record(file: BinaryIO, size: int, max_entries: int) -> tuple[int, int, 
     tail = file.read(tail_bytes)
     at = tail.rfind(b"PK\x05\x06")  # the last one: a comment that holds another would be another reading
     if not 0 <= at <= len(tail) - _END.size:
-        raise BadBundle(f"not a zip file, or followed by something else than a comment of {MAX_COMMENT_BYTES} bytes")
+        raise BadBundle(f"not a zip file, or followed by something other than a comment of {MAX_COMMENT_BYTES} bytes")
     _, disk, first_disk, here, count, length, start, comment = _END.unpack_from(tail, at)
     if at + _END.size + comment != len(tail):
         raise BadBundle("the zip is followed by something else, or its comment is not as long as it says")

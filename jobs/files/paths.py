@@ -1,4 +1,4 @@
-"""Where everything that outlives an attempt lies under `SHARDYARD_STORAGE`.
+"""Where everything that outlives an attempt is stored under `SHARDYARD_STORAGE`.
 
     <storage>/jobs/<tenant>/<job>/<attempt>/logs/device-<n>.log
                                            /metrics.bin

@@ -1,4 +1,4 @@
-"""The record of the files that an attempt kept of its working directory, beside these files.
+"""The record of the files that an attempt kept from its working directory, stored next to them.
 
 It is written last, so an attempt that has one is done with keeping.
 """

@@ -164,7 +164,7 @@ def _missing_targets(spec: JobSpec, known: Catalogue) -> Iterator[FieldError]:
         if data is None or entry is None:
             continue
         if "target" not in entry["yields"]:
-            message = f"{data.ref!r} yields no target, which loss {program.loss.ref!r} needs; take data with labels"
+            message = f"{data.ref!r} yields no target, which loss {program.loss.ref!r} needs; use data with labels"
             yield FieldError(f"{field}.ref", message)
         elif "target" in entry["args"]["properties"] and data.args.get("target", "") is None:
             message = f"null, but loss {program.loss.ref!r} needs a target; name the array that holds it"

@@ -30,7 +30,7 @@ _SYNONYMS = {
 
 
 def pattern(expression: str, words: str) -> str:
-    """The pattern itself; texts that do not match it are told `words`, such as "small letters and digits"."""
+    """The pattern itself; texts that do not match it are told `words`, such as "lower-case letters and digits"."""
     _OF_PATTERNS[expression] = words
     return expression
 
@@ -86,10 +86,10 @@ def explain_value(detail: Mapping[str, Any]) -> str:
     unsafe = find_unsafe(given) if isinstance(given, str) else None
     if detail["type"] == "string_pattern_mismatch":
         words = describe_unsafe(unsafe) if unsafe is not None else _OF_PATTERNS.get(detail["ctx"]["pattern"])
-        return f"{words or 'not in the form that is needed here'}{got}"
+        return f"{words or 'not in the form that is required here'}{got}"
     if choices := choices_of(detail):
         return _explain_choice(given, choices) + got
-    words = _WORDS.get(detail["type"], "not a value that can stand here").format_map(_plain_bounds(detail))
+    words = _WORDS.get(detail["type"], "not a valid value here").format_map(_plain_bounds(detail))
     return words if detail["type"] in _WITHOUT_VALUE else words + got
 
 
@@ -100,7 +100,7 @@ def explain_argument(kind: str, rule: Mapping[str, Any], given: object) -> str:
         return _explain_choice(given, [str(option) for option in rule["options"]]) + got
     if kind == "type":
         return " or ".join(_TYPES[one] for one in rule["types"]) + got
-    return _LIMITS.get(kind, "not a value that can stand here").format_map(rule) + got
+    return _LIMITS.get(kind, "not a valid value here").format_map(rule) + got
 
 
 def _explain_choice(given: object, choices: list[str]) -> str:
@@ -140,13 +140,13 @@ _WORDS: dict[str, str] = {
         (("less_than",), "less than {lt}"),
         (("string_too_short",), "at least {min_length} characters"),
         (("string_too_long",), "at most {max_length} characters"),
-        (("too_short",), "at least {min_length} of them; here are {actual_length}"),
-        (("too_long",), "at most {max_length} of them; here are more"),
+        (("too_short",), "a length of at least {min_length}; this has {actual_length}"),
+        (("too_long",), "a length of at most {max_length}; this has more"),
         (("extra_forbidden",), "unknown field; leave it out"),
         (("none_required",), "null, or leave it out"),
         (("datetime_parsing", "datetime_from_date_parsing", "datetime_type"), "a time, such as 2026-01-31T20:00:00Z"),
         (("timezone_aware",), "a time with its offset from UTC, such as 2026-01-31T20:00:00Z"),
-        (("union_tag_invalid", "union_tag_not_found"), "one of the kinds that are known here"),
+        (("union_tag_invalid", "union_tag_not_found"), "one of the known kinds"),
     )
     for kind in kinds
 }
@@ -167,8 +167,8 @@ _LIMITS = {
     "maximum": "at most {limit}",
     "exclusiveMinimum": "more than {limit}",
     "exclusiveMaximum": "less than {limit}",
-    "minItems": "at least {limit} of them",
-    "maxItems": "at most {limit} of them",
+    "minItems": "a length of at least {limit}",
+    "maxItems": "a length of at most {limit}",
     "minLength": "at least {limit} characters",
     "maxLength": "at most {limit} characters",
 }

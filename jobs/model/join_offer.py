@@ -1,4 +1,4 @@
-"""What a machine that joins is given: where the service is, and how to prove to it that it may come in.
+"""What a machine that joins receives: where the service is, and the credentials to connect to it.
 
 `shardyard up --listen` writes it into a file that the API reads (SHARDYARD_JOIN_FILE), and the API hands it to whoever
 has a token to join with. It holds passwords: the file is for its owner alone.
@@ -54,10 +54,12 @@ def require_protected(offer: JoinOffer) -> None:
         OfferUnusable: an address has no TLS, or a Redis no password.
     """
     if urlsplit(offer.url).scheme != "https":
-        raise OfferUnusable(f"{offer.url} is no https:// URL: whoever is on the network could read the node's token")
+        raise OfferUnusable(
+            f"{offer.url} is not an https:// URL: whoever is on the network could read the node's token"
+        )
     for name in _REDIS:
         parts = urlsplit(getattr(offer, name))
         if parts.scheme != "rediss" or not parts.hostname:
-            raise OfferUnusable(f"{name} is no rediss:// URL: whoever is on the network could read what goes there")
+            raise OfferUnusable(f"{name} is not a rediss:// URL: whoever is on the network could read what goes there")
         if not parts.password:
             raise OfferUnusable(f"{name} has no password: whoever is on the network could use that Redis")

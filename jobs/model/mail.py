@@ -30,7 +30,7 @@ def parse_mail_server(text: str) -> MailServer:
         raise ValueError("send smtp://host:port (with STARTTLS) or smtps://host:port, without user and password")
     port = int(found[3] or _PORTS[found[1]])
     if not 1 <= port <= 65_535:
-        raise ValueError("the port must be one of 1 to 65535")
+        raise ValueError("the port must be from 1 to 65535")
     return MailServer(found[1], found[2].strip("[]"), port)  # type: ignore[arg-type]
 
 
@@ -47,5 +47,5 @@ def parse_domains(text: str) -> frozenset[str]:
     domains = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
     for domain in domains - {"*"}:
         if _DOMAIN_ALONE.fullmatch(domain) is None:
-            raise ValueError(f"{domain[:64]!r} is no domain")
+            raise ValueError(f"{domain[:64]!r} is not a domain")
     return domains

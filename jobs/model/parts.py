@@ -1,4 +1,4 @@
-"""How devices and ranks are numbered that one attempt has on several nodes.
+"""How the devices and ranks of one attempt are numbered across several nodes.
 
 A part is what an attempt does on one of its nodes: part 0 to n-1, in the order of the lease. Every node has equally
 many devices, and numbers go on from part to part: device = part * devices + local. Ranks do so as well where each

@@ -8,7 +8,7 @@ from jobs.model.error_words import pattern
 MAX_POOL_LENGTH = 63
 POOL_PATTERN = pattern(
     r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$",
-    "small letters, digits, dots, underscores and hyphens, a letter or digit at both ends",
+    "lower-case letters, digits, dots, underscores and hyphens, a letter or digit at both ends",
 )
 #: Boxes by what they keep apart, the least first. What a later version of the service calls its box counts as none.
 BOX_LEVELS = ("none", "user", "full")

@@ -24,8 +24,8 @@ class PoolOffer(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Nodes that an engine gives together. `id` is the engine's, "" before it has answered. `state` is one of
-    `submitting`, `pending`, `starting` and `running`; `why` is the engine's word for a wait. `kept`: its nodes stay
+    """Nodes that an engine supplies together. `id` is the engine's, "" before it has answered. `state` is one of
+    `submitting`, `pending`, `starting` and `running`; `why` is the engine's reason for a wait. `kept`: its nodes stay
     while they are idle. `registered`: how many of its nodes have ever joined the service. The layout grows at the end.
     """
 
@@ -46,7 +46,7 @@ class Block(msgspec.Struct, frozen=True):
         """What a job that waits for it is told."""
         name = engine.capitalize()
         if self.state == "submitting":
-            return f"a block of {self.nodes} was asked of {name}"
+            return f"a block of {self.nodes} was requested from {name}"
         if self.state == "pending":
             return f"block {self.id} is pending in {name}: {self.why or 'no reason is given'}"
         if self.state == "starting":
@@ -72,15 +72,13 @@ class ProvidedPool:
         """Why a job waits for nodes of it; "" where more will not come."""
         engine = self.offer.engine
         if self.silent:
-            return (
-                f"the provider of this pool ({self.offer.provider}) is not heard of; start `shardyard provider` again"
-            )
+            return f"the provider of this pool ({self.offer.provider}) sends nothing; start `shardyard provider` again"
         if awaited := next((block for block in self._in_order if block.coming), None):
             return awaited.describe(engine)
         if self.offer.error:
             return f"{engine.capitalize()} gives no block: {self.offer.error}"
         if sum(block.nodes for block in self.blocks) < self.offer.nodes:
-            return f"a block will be asked of {engine.capitalize()}"
+            return f"a block will be requested from {engine.capitalize()}"
         return ""
 
     @property

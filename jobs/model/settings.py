@@ -100,15 +100,17 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=2**53,
-        description="where the API keeps its files in a bucket: artifacts of more are fetched there, by a URL that is "
-        "valid for ten minutes; 0: all come through the API",
+        description="where the API keeps its files in a bucket: larger artifacts are fetched from there, by a URL that "
+        "is valid for ten minutes; 0: all come through the API",
     )
     url: str = Field("", max_length=500, description="on a node with SHARDYARD_STORAGE=service: URL of the API")
     node_token: SecretStr | None = Field(
-        None, max_length=1024, description="token with scope node that files are carried to the API with"
+        None, max_length=1024, description="token with the scope node, for carrying files to the API"
     )
     node_token_file: OptionalFile = Field(None, description="file with that token, mode 0600")
-    ca: OptionalFile = Field(None, description="PEM file with the authorities that the API's certificate is checked by")
+    ca: OptionalFile = Field(
+        None, description="PEM file with the authorities that the API's certificate is checked against"
+    )
     carry_bytes: int = Field(
         20 * 1024**3,
         ge=16 * 1024**2,
@@ -127,7 +129,7 @@ class Settings(BaseSettings):
         "", description="further names in the Host header that the API answers to, comma-separated"
     )
     tls_cert: OptionalFile = Field(
-        None, description="PEM file with the certificate that the API serves HTTPS with, and those that it leads to"
+        None, description="PEM file with the certificate that the API serves HTTPS with, and its chain"
     )
     tls_key: OptionalFile = Field(
         None, description="PEM file with that certificate's private key, not encrypted, closed to other accounts"
@@ -137,7 +139,7 @@ class Settings(BaseSettings):
     )
     join_file: OptionalFile = Field(
         None,
-        description="file with what a machine that joins is given, mode 0600; `shardyard up --listen` writes it",
+        description="file with what a joining machine receives, mode 0600; `shardyard up --listen` writes it",
     )
     admin_token: SecretStr | None = Field(
         None, description="admin token to accept; without it, one is created and stored in a file"
@@ -174,7 +176,7 @@ class Settings(BaseSettings):
         "openid profile email",
         max_length=500,
         pattern=r"^([!-~]+ )*openid( [!-~]+)*$",
-        description="scopes that the identity provider is asked for; some send groups only for one of their own",
+        description="scopes that the identity provider is asked for; some send groups only for a scope of their own",
     )
     oidc_session_seconds: float = Field(
         28_800,
@@ -222,18 +224,18 @@ class Settings(BaseSettings):
         2_147_483_648,
         ge=0,
         le=2**53,
-        description="what is kept at most of the files that a script leaves in its working directory; for all attempts "
-        "of a job together",
+        description="the most that is kept of the files that a script leaves in its working directory; for all "
+        "attempts of a job together",
     )
 
     retention_days: float = Field(
-        30, ge=0, le=36_500, description="how long a finished job stays in Redis before it is archived; 0: for ever"
+        30, ge=0, le=36_500, description="how long a finished job stays in Redis before it is archived; 0: forever"
     )
     archive_days: float = Field(
-        0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: for ever"
+        0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: forever"
     )
     audit_days: float = Field(
-        365, ge=0, le=36_500, description="how long entries of the audit are kept, by whole days; 0: for ever"
+        365, ge=0, le=36_500, description="how long entries of the audit are kept, by whole days; 0: forever"
     )
 
     node: str = Field(
@@ -255,7 +257,7 @@ class Settings(BaseSettings):
         "",
         max_length=63,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._/-]*)?$",
-        description="where this node stands, for example its rack or switch: a job on several nodes gets those of one "
+        description="where this node is, for example its rack or switch: a job on several nodes gets those of one "
         "label first",
     )
     block: str = Field(
@@ -263,7 +265,7 @@ class Settings(BaseSettings):
         max_length=63,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
         description="block of an engine that this node is part of, for example the id of a Slurm job: the node is "
-        "forgotten when that is over; without it, the node is there for good",
+        "forgotten when that is over; without it, the node is permanent",
     )
     nodes: int = Field(
         1,
@@ -285,7 +287,7 @@ class Settings(BaseSettings):
     run_as: str = Field(
         "",
         max_length=64,
-        description="account without rights that jobs run as, if the worker is root: name, uid:gid, or "
+        description="unprivileged account that jobs run as, if the worker is root: name, uid:gid, or "
         "first-last:gid, which gives each device its own",
     )
     box: Literal["auto", "off"] = Field(
@@ -353,8 +355,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=65_536,
-        description="jobs of so many devices or more get devices that were slow lately only if no others are free; "
-        "0: no jobs",
+        description="jobs with this many devices or more get recently slow devices only if no others are free; 0: no "
+        "jobs",
     )
     grace_seconds: Seconds = Field(3, description="time between SIGTERM and SIGKILL for a rank")
 

@@ -129,7 +129,7 @@ def _start_time(value: Any, _: ValidatorFunctionWrapHandler) -> float | str:
 def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
     twice = [each for at, each in enumerate(value) if each in value[:at]]
     if twice:
-        raise ValueError(f"{twice[0]} is given more than once; leave it out but for one")
+        raise ValueError(f"{twice[0]} is given more than once; give it only once")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Mends a spec as its author may have meant it, so that one answer can say all that is wrong with it.
+"""Repairs a spec as its author may have meant it, so that one answer can list everything wrong with it.
 
 Misspelt names get the right ones, and what cannot stand where it does is left out. The mended spec is for looking at
 only: no job is ever made of it.

@@ -248,7 +248,7 @@ def _script_errors(how: ParallelismSpec, program: ScriptProgram) -> list[FieldEr
         wrong.append(FieldError("program.entrypoint", message))
     for number, pattern in enumerate(program.keep or ()):
         if not file_patterns.is_valid(pattern):
-            message = 'no pattern of .gitignore; write for example "*.pt", "runs/", or "!data/" to leave data out'
+            message = 'not a .gitignore pattern; write for example "*.pt", "runs/", or "!data/" to leave data out'
             wrong.append(FieldError(f"program.keep.{number}", message))
     secrets = program.secrets or {}
     for name in sorted(secrets.keys() & program.env.keys()):

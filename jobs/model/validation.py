@@ -121,7 +121,7 @@ def _find_repeated(body: bytes | str) -> tuple[FieldError, ...]:
     try:
         document = json.loads(body, object_pairs_hook=_read_object)
     except (ValueError, RecursionError):  # pydantic takes what Python does not: a number of very many digits
-        return (FieldError("(body)", "a key is given more than once in one object; leave it out but for one"),)
+        return (FieldError("(body)", "a key is given more than once in one object; give it only once"),)
     return tuple(_walk_repeated(document, ()))[:MAX_REPORTED_ERRORS]
 
 
@@ -137,7 +137,7 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _walk_repeated(value: Any, path: Path) -> Iterator[FieldError]:
     if isinstance(value, _Repeated):
         for name in value.keys_twice:
-            yield FieldError(show_path((*path, name)), "given more than once in one object; leave it out but for one")
+            yield FieldError(show_path((*path, name)), "given more than once in one object; give it only once")
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _walk_repeated(part, (*path, name))

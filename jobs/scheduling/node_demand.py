@@ -1,4 +1,4 @@
-"""How many nodes a pool should have: for what waits, beside what it has already.
+"""How many nodes a pool should have: for the jobs that wait, on top of what it already has.
 
 Jobs are packed into what is free and what is coming, the largest first; what does not fit wants new nodes. The time
 that takes grows with the nodes of the pool and its classes of jobs, and not with the length of its queue.

@@ -1,4 +1,4 @@
-"""How long attempts run: drawn from those that have ended, and from those that have run for so long already.
+"""How long attempts run: sampled from those that have ended, and from those that have run this long already.
 
 What runs is counted as well (the estimator of Kaplan and Meier): of jobs with a long tail, those that have ended lately
 are mostly short, while the long ones still run.

@@ -1,4 +1,4 @@
-"""What an attempt's report says about its devices themselves, for their history: how fast each was beside its peers."""
+"""What an attempt's report says about its devices themselves, for their history: how fast each was among its peers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

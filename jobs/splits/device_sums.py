@@ -31,7 +31,7 @@ class Share:
     rows: int | None
     steps: Sequence[Step] | None
     position: int = 0  # of the device within the steps' per-device fields
-    tokens: int | None = None  # None: its inputs are no token ids
+    tokens: int | None = None  # None: its inputs are not token ids
     untimed: int = 0  # steps beside these of which it sent no times
 
     def batch_waits_ms(self) -> Column:

@@ -1,4 +1,4 @@
-"""Hold what was planned against what was observed, at the end of an attempt."""
+"""Compares what was planned with what was observed, at the end of an attempt."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What weights of devices make of the time of a step: as predicted, as seen, and with equal rows."""
+"""How weights of devices change the time of a step: as predicted, as seen, and with equal rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Storage on other hosts: where what outlives an attempt is carried to, if no directory is shared."""
+"""Storage on other hosts: where files that outlive an attempt are carried, if no directory is shared."""

@@ -1,4 +1,4 @@
-"""A directory as remote storage: the API's side of what nodes carry to it, and what the contract is first tried on.
+"""A directory as remote storage: the API's side of what nodes carry to it, and the first that the contract is tried on.
 
 Every step of a path is opened by its name within the one before, and no link is followed: what lies there may be named
 by users' programs.

@@ -1,4 +1,4 @@
-"""How paths of files are keys of objects.
+"""How paths of files are mapped to keys of objects.
 
 A key is the path, with the few characters replaced that object stores take for something else: `\\` is a `/` to some,
 and control characters are no part of a key. U+F025 and two hexadecimal digits stand for them, and for U+F025 itself, so

@@ -1,4 +1,4 @@
-"""A bucket as remote storage: any that speaks S3, by obstore.
+"""A bucket as remote storage: any that speaks S3, through obstore.
 
 A file that is appended to is a row of objects, `<path>/.segments/<where it begins>`, until it is put whole, which
 removes them. Whoever appends knows the row it has made; only its first call lists it. A list may be behind: the object

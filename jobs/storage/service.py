@@ -1,4 +1,4 @@
-"""The API as remote storage: a node brings and fetches files over HTTP, with a token of its own.
+"""The API as remote storage: a node uploads and fetches files over HTTP, with a token of its own.
 
 Imported by whoever has chosen it (`target.py`), since httpx is: it lies here and not with the client for users, which
 workers may not import.
@@ -66,7 +66,7 @@ class ServiceStorage:
         ValueError: `url` is not one of HTTP, or the authority's file cannot be used.
         """
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url[:200]!r} is no address of the service: it begins with http:// or https://")
+            raise ValueError(f"{url[:200]!r} is not an address of the service: it begins with http:// or https://")
         self._call_seconds = call_seconds
         self._client = httpx.Client(
             base_url=url.rstrip("/"),

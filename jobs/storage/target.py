@@ -80,7 +80,7 @@ def parse_target(text: str, local: Path) -> StorageTarget:
 def _check_bucket(text: str, place: str) -> str:
     bucket, slash, prefix = place.partition("/")
     if _BUCKET.fullmatch(bucket) is None:
-        raise ValueError(f"SHARDYARD_STORAGE is {text!r}: {bucket!r} is no name of a bucket; write s3://bucket/prefix")
+        raise ValueError(f"SHARDYARD_STORAGE is {text!r}: {bucket!r} is not a bucket name; write s3://bucket/prefix")
     if slash and any(part in ("", ".", "..") for part in prefix.split("/")):
         raise ValueError(f"SHARDYARD_STORAGE is {text!r}: the prefix may have no empty parts, and no . or ..")
     return place

@@ -1,4 +1,4 @@
-"""Jobs that are old enough leave Redis for files, and whole stores come back from a back-up."""
+"""Moves jobs that are old enough from Redis to files, and restores whole stores from a back-up."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ def put_bundle(
             raise BundleQuota(
                 f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than "
                 f"{detail[1]}; "
-                "delete finished jobs that you do not need, a bundle that no job needs is removed after a while"
+                "delete finished jobs that you do not need; a bundle that no job needs is removed after a while"
             )
         stored_nonce = detail[0] if detail else nonce
         # The repeat of a call whose reply was lost is answered as that was.

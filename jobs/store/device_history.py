@@ -1,4 +1,4 @@
-"""The history of devices: what each attempt has left about them."""
+"""The history of devices: what each attempt has recorded about them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

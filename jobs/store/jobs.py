@@ -167,7 +167,9 @@ def raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
         raise TooLargeForPool(
             f"the job needs {spec.resources.devices} devices on each of {spec.resources.nodes} nodes, but "
             f"{detail[0]} of pool {spec.pool!r} have so many; lower resources.nodes or choose another pool",
-            fields=(FieldError("resources.nodes", f"at most {detail[0]} in pool {spec.pool!r} with so many devices"),),
+            fields=(
+                FieldError("resources.nodes", f"at most {detail[0]} in pool {spec.pool!r} with that many devices"),
+            ),
         )
 
 
@@ -175,7 +177,7 @@ def _refused_dependency(status: str, jobs: Sequence[str], spec: JobSpec) -> Inva
     places = {job: f"depends_on.{number}" for number, job in enumerate(spec.depends_on or ())}
     words = {
         "unknown_jobs": "there is no job {0!r} of yours, or it is archived; leave it out",
-        "many_dependents": "as many jobs wait for {0!r} as may; wait for another one of these instead",
+        "many_dependents": "no more jobs may wait for {0!r}; wait for another one of these instead",
     }[status]
     return InvalidSpec(
         "the job cannot wait for these jobs", fields=tuple(FieldError(places[job], words.format(job)) for job in jobs)
@@ -304,7 +306,7 @@ def _join_versions(versions: Versions) -> str:
 
 def _raise_if_changed(reply: bytes, job: str) -> None:
     if reply == b"changed":
-        raise PreconditionFailed(f"job {job} is not as it was any more; read it again, and decide again")
+        raise PreconditionFailed(f"job {job} has changed meanwhile; read it again, and decide again")
 
 
 def _raise_if_over(reply: bytes, job: str, what: str) -> None:

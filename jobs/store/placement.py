@@ -1,4 +1,4 @@
-"""What a node has of attempts: which hold its devices, and where one that is known runs or ran."""
+"""Attempts and nodes: which attempts hold a node's devices, and where a known attempt runs or ran."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a queued job waits for: devices, what runs on them, and who waits beside it."""
+"""What a queued job waits for: devices, what runs on them, and which other jobs wait."""
 
 from collections import Counter
 from collections.abc import Sequence

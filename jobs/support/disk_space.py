@@ -1,4 +1,4 @@
-"""The free space of file systems, measured against what the service keeps of it for itself."""
+"""The free space of file systems, measured against what the service reserves for itself."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Goes on with a new file when the log that this process writes to was moved away.
+"""Reopens the log file of this process when it was moved away.
 
 `shardyard up` renames a log that has grown, while processes write to it. Nothing is lost: what they write goes to the
 renamed file until they look, before the first line a second later, and to the new one from then on.

@@ -1,4 +1,4 @@
-"""Says once that something is away, then ever more seldom, and once that it is back.
+"""Logs an outage once, then less and less often, and once more when it is over.
 
 Several threads of a process notice an outage of the same server, each of them every second or so: together they have
 one `OutageLog`, and what they notice is one line.

@@ -1,4 +1,4 @@
-"""The keys that tenants' secrets are encrypted with, which lie in a file outside Redis, and the encryption itself.
+"""The keys that tenants' secrets are encrypted with, which are kept in a file outside Redis, and the encryption itself.
 
 The file has a key on each line, the newest first: it encrypts, and all of them decrypt. So a key is replaced in two
 steps, as `add_key` begins them. A ciphertext is bound to its tenant and name: Redis cannot pass one off as another.
@@ -70,7 +70,9 @@ def _parse_key(line: str, path: Path) -> bytes:
         key = base64.urlsafe_b64decode(line)
         if len(key) == KEY_BYTES:
             return key
-    raise SecretKeyUnusable(f"the file of secret keys, {path}, has a line that is no key: 32 bytes in URL-safe base64")
+    raise SecretKeyUnusable(
+        f"the file of secret keys, {path}, has a line that is not a key: 32 bytes in URL-safe base64"
+    )
 
 
 def _head_of(key: bytes) -> bytes:
@@ -95,7 +97,7 @@ def create_key_file(path: Path) -> None:
 
 
 def add_key(path: Path) -> None:
-    """Put a new key before those of a file, which is made if need be. Secrets of the older ones can still be read.
+    """Put a new key before those of a file, which is created if needed. Secrets of the older ones can still be read.
 
     Raises:
         SecretKeyUnusable: there is a file that cannot be used.

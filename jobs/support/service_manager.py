@@ -1,4 +1,4 @@
-"""Tells systemd how far this process is, where that has started it (`Type=notify`, sd_notify): datagrams to a socket.
+"""Tells systemd how far this process is, if systemd has started it (`Type=notify`, sd_notify): datagrams to a socket.
 
 READY=1      it serves: units that come after it start, and `systemctl start` returns
 STOPPING=1   it has begun to end

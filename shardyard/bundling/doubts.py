@@ -1,4 +1,4 @@
-"""What makes it doubtful that a whole directory was meant to be sent: it is no project, or there is much of it."""
+"""What makes it doubtful that a whole directory was meant to be sent: it is not a project, or it is large."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def find_doubts(directory: Path, chosen: FileSelection, *, named: bool) -> list[
         doubts.append(f"{root} is {'the root of the file system' if root == Path('/') else 'your home directory'}")
     elif not named and not is_in_project(root):
         doubts.append(
-            f"{root} is no project: neither it nor a directory above it has .git, pyproject.toml, requirements.txt "
+            f"{root} is not a project: neither it nor a directory above it has .git, pyproject.toml, requirements.txt "
             "or the like"
         )
     if len(chosen.files) > MANY_FILES:

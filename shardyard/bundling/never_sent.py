@@ -15,7 +15,7 @@ PRIVATE_KEY = "a private key"
 TOKEN = "a token or a password; --secret gives them to jobs"  # noqa: S105  # a reason
 VARIABLES = "environment variables; --env and --secret give them to jobs"
 
-#: Patterns of file names in small letters, and why such files stay here; the first match counts.
+#: Patterns of file names in lower case, and why such files stay here; the first match counts.
 FILES: tuple[tuple[str, str], ...] = (
     (".env.example", ""),
     (".env.sample", ""),

@@ -61,7 +61,7 @@ EXIT_CODES: tuple[tuple[type[ShardyardError], int], ...] = (
 EXAMPLES = "\n\n".join(
     (
         "[bold]Examples[/]",
-        "shardyard up --devices cpu:4            all of it, on four virtual devices",
+        "shardyard up --devices cpu:4            the whole service, on four virtual devices",
         "shardyard plan job.json                 the split, before anything runs",
         "shardyard submit job.json --watch       run it, and follow it until it ends",
         "shardyard submit --script train.py -- --epochs 3    a script of your own, unchanged",

@@ -76,7 +76,7 @@ def _print_artifacts(found: "ArtifactList") -> None:
     if not found.artifacts:
         console.print("no files")
     if found.truncated:
-        console.print("there are more files than one list shows")
+        console.print("there are more files than this list shows")
     for left_out in found.left_out:
         console.print(escape_unsafe(left_out.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
 

@@ -34,7 +34,7 @@ def _print_attempts(found: "AttemptList") -> None:
             ended,
             _error_text(attempt),
         )
-    make_console().print(listing if found.attempts else "no attempts yet: the job has not got any devices")
+    make_console().print(listing if found.attempts else "no attempts yet: the job has not been given any devices")
 
 
 def _error_text(attempt: "AttemptView") -> str:

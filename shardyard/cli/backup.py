@@ -39,7 +39,7 @@ def backup_command(
     storage: Storage = None,
     deadline: Annotated[
         str,
-        typer.Option(help="Files of jobs that are not copied by then are left out: seconds, or 10m, 2h, 1d."),
+        typer.Option(help="Leave out files of jobs that are not copied within this time: seconds, or 10m, 2h, 1d."),
     ] = "1d",
 ) -> None:
     """Back up the service of this machine, running or stopped, or one with its own Redis server.
@@ -84,10 +84,10 @@ def restore_command(
     redis_url: RedisUrl = None,
     storage: Storage = None,
 ) -> None:
-    """Make an empty data directory, or an empty Redis and storage directory, what they were when SRC was made.
+    """Restore a back-up into an empty data directory, or into an empty Redis and storage directory.
 
-    Jobs that ran then are queued, and run again. The file with the key of users' secrets is in no back-up: put it in
-    its place first.
+    Jobs that ran then are queued, and run again. The file with the key of users' secrets is not in a back-up: put it
+    in place first.
     """
     require_server("restore")
     from shardyard.service.backup.bucket_mirror import find_bucket

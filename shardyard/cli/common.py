@@ -45,7 +45,7 @@ Token = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
-JOB_HELP = "Its id or a part of it, such as the last eight digits; its name, for the newest of that name; or @last."
+JOB_HELP = "Its id or a part of it, such as the last eight digits; its name, for the newest with that name; or @last."
 JobId = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, show_default=False, autocompletion=complete_jobs)]
 
 NoColor = Annotated[

@@ -1,11 +1,11 @@
-"""The command that explains why a job stands where it stands."""
+"""The command that explains why a job is in its state."""
 
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, make_console, print_answer
 from shardyard.contract.plain_text import escape_unsafe
 
 
 def explain_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Explain why a job stands where it stands, and when it may start.
+    """Explain why a job is in its state, and when it may start.
 
     A job waits for those of a higher priority, for tenants that have used less of the pool for their weight, and for
     its own tenant's earlier ones. The estimate plays the pool forward, with lengths of past runs and wall limits.

@@ -42,7 +42,7 @@ def watch_command(
     stream: Annotated[
         str | None,
         typer.Option(
-            help="Print these lines too: all, or some of stdout, stderr, shard, service with commas between them.",
+            help="Print these lines too: all, or some of stdout, stderr, shard, service, comma-separated.",
             show_default=False,
             autocompletion=complete_streams,
         ),
@@ -131,7 +131,7 @@ def cancel_command(
         str | None, typer.Option(help="Jobs of this name.", show_default=False, autocompletion=complete_names)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All jobs that have not ended.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -154,7 +154,7 @@ def cancel_command(
         cancelled, cancelling = client.cancel_jobs(**(chosen or {"all": True}))
     if as_json:
         return print_json({"cancelled": cancelled, "cancelling": cancelling, "complete": True})
-    return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more are being ended")
+    return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more are being cancelled")
 
 
 def suspend_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
@@ -180,7 +180,7 @@ def _print_state(status: "JobStatus") -> None:
 
 def delete_command(
     job: JobId,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:

@@ -85,7 +85,7 @@ def logs_command(
     stream: Annotated[
         str | None,
         typer.Option(
-            help="Only these: all, or some of stdout, stderr, shard, service with commas between them.",
+            help="Only these: all, or some of stdout, stderr, shard, service, comma-separated.",
             show_default="a script's own and the service's lines; all of a recipe",
             autocompletion=complete_streams,
         ),
@@ -93,20 +93,21 @@ def logs_command(
     stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr: --stream stderr.")] = False,
     since: Annotated[
         str | None,
-        typer.Option(metavar="AGE", help="Only lines of this time before now: 90s, 10m, 2h, 1d.", show_default=False),
+        typer.Option(metavar="AGE", help="Only lines newer than this: 90s, 10m, 2h, 1d.", show_default=False),
     ] = None,
     grep: Annotated[
         str | None,
         typer.Option(
             metavar="PATTERN",
-            help="Only lines that this regular expression fits; (?i) ignores case.",
+            help="Only lines that match this regular expression; (?i) ignores case.",
             show_default=False,
         ),
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last lines.", show_default=False)
+        int | None,
+        typer.Option("--tail", "-n", min=1, help="Begin with this many of the last lines.", show_default=False),
     ] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt.", show_default="the newest")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="From this attempt.", show_default="the newest")] = None,
     no_color: NoColor = False,
     url: Url = None,
     token: Token = None,
@@ -136,7 +137,7 @@ def _compile_pattern(given: str | None) -> "re.Pattern[str] | None":
     try:
         return re.compile(given)
     except re.error as error:
-        raise InvalidRequest(f"--grep {given!r} is no regular expression: {error}") from error
+        raise InvalidRequest(f"--grep {given!r} is not a regular expression: {error}") from error
 
 
 COMMANDS: Commands = {"logs": logs_command}

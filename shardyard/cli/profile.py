@@ -27,7 +27,7 @@ def profile_command(
 ) -> None:
     """Record a trace of the next steps of a running job, on every rank.
 
-    The job goes on: nothing is restarted. Open the traces in https://ui.perfetto.dev or chrome://tracing.
+    The job continues: nothing is restarted. Open the traces in https://ui.perfetto.dev or chrome://tracing.
     """
     import msgspec
 

@@ -178,7 +178,7 @@ def _similar_files_hint(given: list[Path]) -> str:
 
 def _module_file(module: str, directory: Path) -> str:
     if not _MODULE.fullmatch(module):
-        raise InvalidRequest(f"--module {module}: a dotted name, for example pkg.train; a file goes to --script")
+        raise InvalidRequest(f"--module {module}: a dotted name, for example pkg.train; a file goes with --script")
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path}/__main__.py")
     here = _relative_workdir(directory)
@@ -239,7 +239,9 @@ def _pack_selection(chosen: FileSelection, notes: Console) -> Iterator[tuple[Buf
                 bundle = pack.write_bundle(chosen, file, advanced)
         except OSError as error:
             where = tempfile.gettempdir()
-            raise InvalidRequest(f"no zip in {where}: {error.strerror}; set TMPDIR to another directory") from error
+            raise InvalidRequest(
+                f"cannot write the zip in {where}: {error.strerror}; set TMPDIR to another directory"
+            ) from error
         yield file, bundle
 
 
@@ -294,7 +296,10 @@ def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: F
     program, strategy = spec["program"], spec["parallelism"]["strategy"]
     needs = [source.path for source in chosen.files if source.path in REQUIREMENTS]
     if needs and "python" not in program:
-        yield f"{needs[0]} is not installed: the job has the worker's packages, or those of what --python names"
+        yield (
+            f"{needs[0]} is not installed: the job has the worker's packages, or those of the environment that "
+            "--python names"
+        )
     if strategy in ("single", "dp") and _is_for_torchrun(code.directory / entry):
         yield (
             f"{escape_unsafe(entry)} reads its local rank, as scripts for torchrun do: "

@@ -27,7 +27,7 @@ Nodes = Annotated[
         envvar="SHARDYARD_NODES",
         min=1,
         max=16,
-        help="Divide this machine into so many virtual nodes, each with --devices, to try splits over several hosts; "
+        help="Divide this machine into this many virtual nodes, each with --devices, to try splits over several hosts; "
         "for virtual devices only.",
     ),
 ]
@@ -36,7 +36,7 @@ Topology = Annotated[
     typer.Option(
         envvar="SHARDYARD_TOPOLOGY",
         metavar="LABEL",
-        help="Where this host stands, for example its rack or switch: a job on several nodes gets those of one label "
+        help="Where this host is, for example its rack or switch: a job on several nodes gets those of one label "
         "first.",
         show_default=False,
     ),
@@ -202,7 +202,7 @@ def worker_command(
         ),
     ] = None,
     stop_attempts_on_exit: Annotated[
-        bool, typer.Option(help="End running attempts with the worker; they go back to the queue.")
+        bool, typer.Option(help="End running attempts when the worker ends; they go back to the queue.")
     ] = False,
     drain: Annotated[
         str | None,
@@ -218,7 +218,7 @@ def worker_command(
         typer.Option(
             envvar="SHARDYARD_BLOCK",
             metavar="ID",
-            help="This host is here for a time, as part of a block of an engine, for example a Slurm job.",
+            help="This host is temporary: it is part of a block of an engine, for example a Slurm job.",
             show_default=False,
         ),
     ] = "",
@@ -226,7 +226,7 @@ def worker_command(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of a block: leave after so long without a job: seconds, or 90s, 10m, 2h.",
+            help="For a block: leave after this long without a job: seconds, or 90s, 10m, 2h.",
             show_default=False,
         ),
     ] = None,
@@ -234,7 +234,7 @@ def worker_command(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of a block: drain after so long, before the engine ends it: seconds, or 55m, 8h.",
+            help="For a block: drain after this long, before the engine ends it: seconds, or 55m, 8h.",
             show_default=False,
         ),
     ] = None,
@@ -272,7 +272,7 @@ def _block_options(block: str, idle_exit: str | None, lifetime: str | None, stop
     """
     if not block:
         if idle_exit is not None or lifetime is not None:
-            raise InvalidRequest("--idle-exit and --lifetime are for nodes that are there for a time; add --block ID")
+            raise InvalidRequest("--idle-exit and --lifetime are for temporary nodes; add --block ID")
         return []
     if stop_attempts:
         raise InvalidRequest("a node of a block moves its attempts anyway; leave out --stop-attempts-on-exit")
@@ -298,7 +298,7 @@ def _sigterm_options(stop_attempts: bool, drain: str | None) -> list[str]:
     if drain == NO_DEADLINE:
         return ["--drain"]
     if not drain.isdecimal() or int(drain) > MAX_DRAIN_SECONDS:
-        raise InvalidRequest(f"--drain {drain!r}: between 0 and {MAX_DRAIN_SECONDS} seconds, or nothing")
+        raise InvalidRequest(f"--drain {drain!r}: give 0 to {MAX_DRAIN_SECONDS} seconds, or nothing")
     return ["--drain", drain]
 
 
@@ -322,7 +322,7 @@ def provider_command(
         bool, typer.Option("--check", help="Check the file, and print the script that sbatch would get for each pool.")
     ] = False,
 ) -> None:
-    """Keep the nodes of pools that Slurm supplies: ask it for blocks when jobs wait, and let them go.
+    """Keep the nodes of pools that Slurm supplies: ask it for blocks when jobs wait, and release them.
 
     Run it where sbatch is, with the service's settings in the environment as for a worker.
 

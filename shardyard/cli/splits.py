@@ -60,7 +60,7 @@ def _check_options(
     if against is not None and device is not None:
         raise InvalidRequest("--against compares whole reports; leave --device out")
     if against is not None and SVG in wanted:
-        raise InvalidRequest("two reports side by side are no single picture; use --html instead of --svg")
+        raise InvalidRequest("two reports side by side are not a single picture; use --html instead of --svg")
     if wanted and as_json:
         raise InvalidRequest("--json prints the report; leave it out, or leave --html and --svg out")
     if by is not None and (not wanted or against is not None):
@@ -114,7 +114,7 @@ def _write_picture(drawn: bytes, file: str) -> None:
     try:
         Path(file).write_bytes(drawn)
     except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file in a directory of yours") from error
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file that you can write") from error
     print(f"{file}: {len(drawn):,} bytes", file=sys.stderr)
 
 

@@ -105,9 +105,9 @@ Keep = Annotated[
 NoKeep = Annotated[bool, script_option("--no-keep", help="Keep none of them.")]
 ArtifactBytes = Annotated[
     int | None,
-    script_option(min=0, help="Keep so many bytes of them at most.", show_default="the operator's limit"),
+    script_option(min=0, help="Keep at most this many bytes of them.", show_default="the operator's limit"),
 ]
-Devices = Annotated[int, script_option(min=1, help="How many devices, of each node.")]
+Devices = Annotated[int, script_option(min=1, help="How many devices, on each node.")]
 Nodes = Annotated[
     int | None,
     script_option(min=1, help="How many nodes, for ddp and fsdp: one process per device on all.", show_default="1"),
@@ -136,7 +136,7 @@ SecretNames = Annotated[
     script_option(
         "--secret",
         metavar="KEY=NAME",
-        help="An environment variable that gets the secret NAME of yours: shardyard secret put NAME.",
+        help="An environment variable that gets your secret NAME (shardyard secret put NAME).",
     ),
 ]
 PythonName = Annotated[
@@ -152,7 +152,7 @@ Rehearse = Annotated[bool, script_option("--rehearse", help="Run on virtual devi
 WallSeconds = Annotated[
     float | None, script_option(min=0.001, help="End each attempt after this many seconds.", show_default="one day")
 ]
-MaxRetries = Annotated[int, script_option(min=0, max=100, help="New attempts after a failure of the script.")]
+MaxRetries = Annotated[int, script_option(min=0, max=100, help="How many new attempts after the script fails.")]
 ObserveMode = Annotated[
     Observe | None,
     typer.Option(
@@ -166,7 +166,7 @@ StartAfter = Annotated[
     typer.Option(
         "--start-after",
         metavar="TIME",
-        help="Do not start before: so long after the submit, as 90s, 10m, 2h, 1d; or at a time such as "
+        help="Do not start earlier: this long after the submit, such as 90s, 10m, 2h, 1d; or at a time such as "
         "2026-01-31T20:00, by this machine's clock unless it names its offset from UTC.",
         show_default="the spec's, or at once",
     ),
@@ -176,15 +176,14 @@ DependsOn = Annotated[
     typer.Option(
         "--depends-on",
         metavar="JOB",
-        help="Start when this job has succeeded; may be repeated. It is named by its id or a part of it, its name, or "
-        "@last.",
+        help="Start when this job has succeeded; may be repeated. Give its id or a part of it, its name, or @last.",
         show_default="the spec's, or none",
         autocompletion=complete_jobs,
     ),
 ]
 Yes = Annotated[
     bool,
-    script_option("--yes", "-y", help="Do not ask about a directory that is large, or no project."),
+    script_option("--yes", "-y", help="Do not ask about a directory that is large or not a project."),
 ]
 DryRun = Annotated[bool, script_option("--dry-run", "-n", help="Show what would be sent, and send nothing.")]
 From = Annotated[
@@ -192,7 +191,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="JOB",
-        help="Submit the spec of this job again, as --set changes it.",
+        help="Submit the spec of this job again, with the changes of --set.",
         show_default=False,
         autocompletion=complete_jobs,
     ),
@@ -202,7 +201,7 @@ Changes = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Change a field of the spec, for example program.data.batch_size=64; null takes it out.",
+        help="Change a field of the spec, for example program.data.batch_size=64; null removes it.",
         show_default=False,
     ),
 ]
@@ -256,7 +255,7 @@ def submit_command(
 ) -> None:
     """Submit a job: a spec, or a script of your own with the directory that it belongs to.
 
-    Repeating a request that got lost never makes a second job.
+    Repeating a request that got lost never creates a second job.
     """
     start = None if start_after is None else _parse_start(start_after)
     if script is None and module is None:
@@ -391,7 +390,7 @@ def _parse_start(given: str) -> float | str:
         time = datetime.fromisoformat(given)
         return (time if time.tzinfo is not None else time.astimezone()).isoformat()
     except (ValueError, OverflowError):
-        words = "write how long after the submit, as 90s, 10m, 2h, 1d, or a time such as 2026-01-31T20:00"
+        words = "write how long after the submit, such as 90s, 10m, 2h, 1d, or a time such as 2026-01-31T20:00"
         raise InvalidRequest(f"--start-after {given!r} is not a time; {words}") from None
 
 

@@ -52,7 +52,7 @@ class AsyncWebhookMethods:
         token_secret: str | None = None,
         to: Sequence[str] | None = None,
     ) -> webhooks.WebhookView:
-        """Change what is given of a webhook. One that is not active gets no events."""
+        """Change the given fields of a webhook. One that is not active gets no events."""
         lists = {"events": None if events is None else list(events), "to": None if to is None else list(to)}
         fields = {"url": url, "name": name, "active": active, "repo": repo, "token_secret": token_secret}
         return await self.call(endpoints.change_webhook(webhook, **fields, **lists))
@@ -62,7 +62,7 @@ class AsyncWebhookMethods:
         return await self.call(endpoints.rotate_webhook(webhook, overlap_seconds=overlap_seconds))
 
     async def delete_webhook(self, webhook: str) -> None:
-        """Delete a webhook, and what waits for it."""
+        """Delete a webhook, and the deliveries that wait for it."""
         await self.call(endpoints.delete_webhook(webhook))
 
     async def test_webhook(self, webhook: str) -> str:

@@ -255,12 +255,12 @@ class Client(WebhookMethods, GroupMethods):
         self, pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
     ) -> fleet.PoolView:
         """Set which box a node of a pool must have to take work (any, user or full), and which network its jobs get
-        (none, closed or host), and whether jobs of a higher priority take the devices of others (`preempt`). It counts
-        for what starts from then on. Needs an admin token."""
+        (none, closed or host), and whether jobs of a higher priority take the devices of others (`preempt`). It applies
+        to what starts from then on. Needs an admin token."""
         return self.call(endpoints.set_pool_policy(pool, box=box, network=network, preempt=preempt))
 
     def explain(self, job: str) -> scheduling.JobExplanation:
-        """Why a job stands where it stands, and when it may start."""
+        """Why a job is in its state, and when it may start."""
         return self.call(endpoints.explain_job(job))
 
     def shares(self) -> list[scheduling.ShareView]:
@@ -277,7 +277,7 @@ class Client(WebhookMethods, GroupMethods):
         return self.call(endpoints.set_share(tenant, weight))
 
     def quota(self) -> list[quotas.QuotaView]:
-        """What your tenant and your token may use, and use."""
+        """What your tenant and your token may use, and what they do use."""
         return self.call(endpoints.get_own_quota()).quotas
 
     def set_quota(self, tenant: str, *, token_id: str | None = None, **limits: float) -> quotas.QuotaView:
@@ -291,8 +291,8 @@ class Client(WebhookMethods, GroupMethods):
     def device_history(
         self, device: str, *, limit: int | None = None, cursor: str | None = None
     ) -> fleet.DeviceHistory:
-        """What attempts have left about a device, the newest first: `device` is its `name_in_fleet`, or its node and
-        label, such as "host-a:cuda:3"."""
+        """What attempts have recorded about a device, the newest first: `device` is its `name_in_fleet`, or its node
+        and label, such as "host-a:cuda:3"."""
         return self.call(endpoints.get_device_history(device, limit=limit, cursor=cursor))
 
     def drain(self, node: str, *, deadline_seconds: float | None = None) -> fleet.NodeView:
@@ -347,8 +347,8 @@ class Client(WebhookMethods, GroupMethods):
         self.call(endpoints.revoke_token(token))
 
     def audit(self, **chosen: Any) -> Generator[AuditEntry, None, None]:
-        """Who did what, as it was written: the `newest` 50, or all `since` a time; with `follow=True` also what comes.
-        Filters: action, tenant, token, until. Needs an admin token."""
+        """Who did what, as it was written: the `newest` 50, or all `since` a time; with `follow=True` also new entries
+        as they arrive. Filters: action, tenant, token, until. Needs an admin token."""
         return self.items(audit_entries.read_audit(**chosen))
 
     def list_secrets(self) -> list[responses.SecretView]:
@@ -364,7 +364,7 @@ class Client(WebhookMethods, GroupMethods):
         return self.call(endpoints.put_secret(name, value))
 
     def delete_secret(self, name: str) -> None:
-        """Delete a secret. Jobs that name it cannot start any more; what runs keeps its value."""
+        """Delete a secret. Jobs that name it can no longer start; running jobs keep its value."""
         self.call(endpoints.delete_secret(name))
 
 
@@ -396,7 +396,7 @@ class Job(BlockingJobHandle):
         return self
 
     def watch(self) -> Self:
-        """In a notebook: show the job below the cell, and show it anew as it goes on, until it has ended in any state.
+        """In a notebook: show the job below the cell, and redraw it as it progresses, until it has ended in any state.
         Interrupting the cell ends the watching, never the job. Needs IPython."""
         card = LiveCard()
         card.show(self._known, None)
@@ -495,7 +495,7 @@ class Job(BlockingJobHandle):
         against: str | None = None,
         max_slowdown: float | None = None,
     ) -> GateVerdict:
-        """Hold the job's report against limits. `no_finding` are codes of findings, or "warning" for any of that
+        """Check the job's report against limits. `no_finding` are codes of findings, or "warning" for any of that
         severity; `against` is the id of the job that `max_slowdown` compares with.
 
         Raises:

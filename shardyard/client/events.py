@@ -107,7 +107,7 @@ class EventParser:
             elif (message := self._take_event()) is not None:
                 made.append(message)
         if self._size + len(self._rest) > MAX_EVENT_BYTES:
-            raise ShardyardError(f"an event has more than {MAX_EVENT_BYTES} bytes; this is no stream of Shardyard")
+            raise ShardyardError(f"an event has more than {MAX_EVENT_BYTES} bytes; this is not a stream of Shardyard")
         return made
 
     def _read_field(self, line: str) -> None:

@@ -17,7 +17,7 @@ SHOWN = 20
 
 
 class JobSlice(list[J], Generic[J]):
-    """A part of a list of jobs, which shows itself as that does."""
+    """A part of a list of jobs, which is displayed as that is."""
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A row for each job, indexed by `id`. Raises ImportError if pandas is not installed."""

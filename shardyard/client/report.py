@@ -76,7 +76,7 @@ class SplitReport:
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        """Every way in which a batch was divided, with the steps that were divided so."""
+        """Every way in which a batch was divided, with the steps that were divided that way."""
         return self.data.patterns
 
     @property
@@ -107,7 +107,7 @@ class SplitReport:
 
     @property
     def weights(self) -> SplitWeights | None:
-        """What comes of dividing rows by weights; `None` where all devices have the same."""
+        """The effect of dividing rows by weights; `None` where all devices have the same."""
         return self.data.weights
 
     @property
@@ -129,7 +129,7 @@ class SplitReport:
         return self.data.notes
 
     def diff(self, other: "SplitReport") -> ReportDiff:
-        """This report beside another one, of any job."""
+        """This report compared with another one, of any job."""
         return compare_reports(self.data, other.data)
 
     def text(self, width: int = WIDTH, *, notes: bool = False) -> str:

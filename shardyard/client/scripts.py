@@ -105,7 +105,9 @@ def pack_program(
     except OSError as error:
         file.close()
         where = tempfile.gettempdir()
-        raise InvalidRequest(f"no zip in {where}: {error.strerror}; set TMPDIR to another directory") from error
+        raise InvalidRequest(
+            f"cannot write the zip in {where}: {error.strerror}; set TMPDIR to another directory"
+        ) from error
     except BaseException:
         file.close()
         raise

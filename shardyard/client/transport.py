@@ -74,7 +74,7 @@ class HttpAnswer:
     """An answer of the service; `body` is empty if a stream was opened."""
 
     status: int
-    headers: Mapping[str, str]  # names in small letters
+    headers: Mapping[str, str]  # names in lower case
     body: bytes = b""
 
     @property

@@ -54,7 +54,7 @@ class WebhookMethods:
         token_secret: str | None = None,
         to: Sequence[str] | None = None,
     ) -> webhooks.WebhookView:
-        """Change what is given of a webhook. One that is not active gets no events."""
+        """Change the given fields of a webhook. One that is not active gets no events."""
         lists = {"events": None if events is None else list(events), "to": None if to is None else list(to)}
         fields = {"url": url, "name": name, "active": active, "repo": repo, "token_secret": token_secret}
         return self.call(endpoints.change_webhook(webhook, **fields, **lists))
@@ -64,7 +64,7 @@ class WebhookMethods:
         return self.call(endpoints.rotate_webhook(webhook, overlap_seconds=overlap_seconds))
 
     def delete_webhook(self, webhook: str) -> None:
-        """Delete a webhook, and what waits for it."""
+        """Delete a webhook, and the deliveries that wait for it."""
         self.call(endpoints.delete_webhook(webhook))
 
     def test_webhook(self, webhook: str) -> str:

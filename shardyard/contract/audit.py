@@ -33,7 +33,7 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AuditPage(Answer, frozen=True):
     """`next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a
-    request searches only so much. `total` is how many entries are known of when the first page is read: all, unless
+    request searches only a limited part. `total` is how many entries are known when the first page is read: all, unless
     `total_is_exact` is false, and on later pages None. `links` has `self` and, unless this is the last page, `next`."""
 
     entries: list[AuditEntry]

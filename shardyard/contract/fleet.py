@@ -27,7 +27,7 @@ class DeviceView(Answer, frozen=True, kw_only=True):
 
 
 class DeviceHistoryLine(Answer, frozen=True, kw_only=True):
-    """What one attempt has left about a device, or (`event`) the begin or end of its quarantine.
+    """What one attempt has recorded about a device, or (`event`) the beginning or end of its quarantine.
 
     `relative_ms_per_row` is its time for a row, forward and backward, over the median of its peers: other devices of
     the attempt that are of the same kind. It is `None` without peers. `slow`: the report has a `slow-device` finding
@@ -85,7 +85,8 @@ class DeviceUses(Answer, frozen=True, kw_only=True):
 
 
 class DeviceUseList(Answer, frozen=True, kw_only=True):
-    """Who had which device since a time, the newest 48 attempts of each. What has a device now is in its node."""
+    """Who had which device since a time, the newest 48 attempts of each. What has a device now is shown with its
+    node."""
 
     since: datetime
     devices: list[DeviceUses]
@@ -93,7 +94,7 @@ class DeviceUseList(Answer, frozen=True, kw_only=True):
 
 
 class BoxRightView(Answer, frozen=True, kw_only=True):
-    """One thing that a job may have for itself. `why` says, where it has not, why not."""
+    """One thing that a job may have for itself. Where it does not, `why` says why."""
 
     name: str
     has: bool = False
@@ -102,14 +103,15 @@ class BoxRightView(Answer, frozen=True, kw_only=True):
 
 class BoxView(Answer, frozen=True, kw_only=True):
     """The box that a node puts around each job. `level` is `full` (made by root), `user` (by user namespaces, without
-    root) or `none`. `rights` is empty where the node says nothing of it, since its worker is of an earlier version."""
+    root) or `none`. `rights` is empty where the node does not report them, since its worker is of an earlier
+    version."""
 
     level: str = "none"
     rights: list[BoxRightView] = msgspec.field(default_factory=list)
 
 
 class LowDiskView(Answer, frozen=True, kw_only=True):
-    """A disk that has less left than the service keeps for itself, in bytes or in files. `name` says what lies there:
+    """A disk with less free space than the service keeps for itself, in bytes or in files. `name` says what lies there:
     `storage`, `control Redis`, `state` or `temporary files`."""
 
     name: str = ""
@@ -158,8 +160,8 @@ class NodeList(Answer, frozen=True):
 
 
 class BlockView(Answer, frozen=True, kw_only=True):
-    """Nodes that an engine gives together. `state` is `submitting`, `pending`, `starting` (its nodes have not joined)
-    or `running`; `why` is the engine's word for a wait. `id` is empty before the engine has answered."""
+    """Nodes that an engine supplies together. `state` is `submitting`, `pending`, `starting` (its nodes have not
+    joined) or `running`; `why` is the engine's reason for a wait. `id` is empty before the engine has answered."""
 
     id: str = ""
     nodes: int = 0
@@ -168,8 +170,8 @@ class BlockView(Answer, frozen=True, kw_only=True):
 
 
 class EngineView(Answer, frozen=True, kw_only=True):
-    """The engine that gives a pool its nodes, as its provider says: each node has `node_devices`. `error` is why it
-    gives none now; a `silent` provider has not been heard of lately."""
+    """The engine that supplies a pool's nodes, as its provider reports it: each node has `node_devices`. `error` is why
+    it gives none now; a `silent` provider has sent nothing lately."""
 
     name: str
     provider: str = ""

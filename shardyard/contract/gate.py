@@ -1,4 +1,4 @@
-"""What the gate says of a job: whether its report keeps within the limits that were given."""
+"""What the gate says about a job: whether its report keeps within the limits that were given."""
 
 from typing import Literal
 

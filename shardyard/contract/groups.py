@@ -26,7 +26,7 @@ class GroupSummary(Answer, frozen=True, kw_only=True):
 
 
 class Variant(Answer, frozen=True, kw_only=True):
-    """A job of a comparison: the spec under a strategy on so many devices. `batch_size` is that of each rank."""
+    """A job of a comparison: the spec under a strategy on a number of devices. `batch_size` is that of each rank."""
 
     number: int
     strategy: str
@@ -166,7 +166,7 @@ class TrialResult(Trial, frozen=True, kw_only=True):
 
 class SweepReport(Answer, frozen=True, kw_only=True):
     """What a sweep has found so far; it is `complete` when all of its jobs have ended. `best` is the number of the
-    trial that succeeded with the best value."""
+    successful trial with the best value."""
 
     id: str
     name: str = ""

@@ -29,7 +29,7 @@ class SampledSeries(msgspec.Struct, frozen=True):
 
 
 class DeviceHardware(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One device over the attempt: `samples` of it, which cover so many `seconds`.
+    """One device over the attempt: `samples` of it, which cover `seconds`.
 
     `series` is by name (`SERIES_TITLES`); a series that cannot be read here is left out. Devices that one process
     serves share its processes: the first of them has their series. `throttled` is for each reason the share of samples

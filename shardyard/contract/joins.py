@@ -1,15 +1,15 @@
-"""What a machine that joins is answered."""
+"""Answers to machines that join."""
 
 from shardyard.contract.responses import Answer
 
 
 class NodeSetup(Answer, frozen=True, kw_only=True):
-    """What a node needs. Not by `repr`, which ends in logs.
+    """What a node needs. Not shown by `repr`, which ends up in logs.
 
     `token` has the scope `node`, and is empty where the node said that it has one. The URLs of Redis have passwords;
     whoever uses them adds the file of `authority`, the PEM text of what signs the service's certificates. `torch` is
     the version on the host of the API, if it has one. `address_seen` is where the request came from, `alive_on` the
-    host of a living node with the same name, and `now_us` the service's clock: microseconds since the epoch."""
+    host of a live node with the same name, and `now_us` the service's clock: microseconds since the epoch."""
 
     node: str
     token: str

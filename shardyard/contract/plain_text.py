@@ -1,4 +1,4 @@
-"""Characters that a name must not have, since whoever shows it obeys them: text of users and of jobs without them.
+"""Characters that a name must not have, since screens obey them; removes them from the text of users and jobs.
 
 These are the control characters of terminals (C0 and C1), the marks that turn the writing direction, so that a name
 reads as another one, separators of lines and paragraphs, the mark that has no width, and halves of characters, which

@@ -151,7 +151,8 @@ class Balance(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """The run as it is over the run as it would be, had slow devices worked as their peers do, with equally many rows.
+    """The run as it is over the run as it would be, had slow devices worked as their peers do, with equal numbers of
+    rows.
 
     `ratio` is that of the two times: 1.31 says that without the slowness of `device` the run would take 1/1.31 of its
     time. The parts add up to `ratio` - 1: the device got more `rows`, took longer to `compute` each, waited longer for
@@ -167,7 +168,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 
 class GradientCheck(msgspec.Struct, frozen=True):
-    """The gradient of one step of `rows` rows on all devices, held against that of one device on the whole batch: its
+    """The gradient of one step of `rows` rows on all devices, compared with that of one device on the whole batch: its
     norm, and the norm of the difference."""
 
     step: int
@@ -177,11 +178,11 @@ class GradientCheck(msgspec.Struct, frozen=True):
 
 
 class SplitWeights(msgspec.Struct, frozen=True):
-    """What comes of dividing rows among unlike devices by weights.
+    """The effect of dividing rows among unlike devices by weights.
 
     `weights` has one number for each device; `None` where rows are divided evenly and only ranks with unequal last
     batches are weighed. `source` says where they come from: the `spec`, `measured` before the first step, or the
-    `checkpoint` that the run goes on from.
+    `checkpoint` that the run continues from.
 
     The times are of the forward and backward of the slowest device in a typical step: as `predicted_ms` before it
     began, `seen_ms`, and what would be with equal rows (`even_ms`). `speed_share` is the share of the sum of the
@@ -227,7 +228,7 @@ class ReportDevice(msgspec.Struct, frozen=True):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The attempt went on from a checkpoint: that of `step` steps, which `attempt` had saved."""
+    """The attempt continued from a checkpoint: that of `step` steps, which `attempt` had saved."""
 
     step: int
     attempt: int

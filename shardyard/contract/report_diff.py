@@ -58,7 +58,7 @@ class ValuePair(msgspec.Struct, frozen=True):
 
 
 class PatternPair(msgspec.Struct, frozen=True):
-    """A way to divide a batch, and in how many steps each of the two divided one so; 0: in none."""
+    """A way to divide a batch, and in how many steps each of the two divided one that way; 0: in none."""
 
     phase: str
     module: str

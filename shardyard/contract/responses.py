@@ -312,7 +312,7 @@ class LeftOutFiles(Answer, frozen=True, kw_only=True):
 
 
 class ArtifactList(Answer, frozen=True, kw_only=True):
-    """The files of an attempt. `truncated` is true if there are more files than one list shows; `left_out` has what a
+    """The files of an attempt. `truncated` is true if there are more files than this list shows; `left_out` has what a
     script wrote into its working directory and what was not kept."""
 
     attempt: int = 0
@@ -445,7 +445,7 @@ class TokenView(Answer, frozen=True, kw_only=True):
 
 
 class NewToken(TokenView, frozen=True, kw_only=True):
-    """`token` is the secret, shown this once; not by `repr`, which ends in logs and notebooks."""
+    """`token` is the secret, shown only this once, and not by `repr`, which ends up in logs and notebooks."""
 
     token: str
 

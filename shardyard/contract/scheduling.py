@@ -61,7 +61,7 @@ class KeptNodesView(Answer, frozen=True, kw_only=True):
 
 
 class StartView(Answer, frozen=True, kw_only=True):
-    """When a job may start, if others submit as they did lately: most likely between `earliest_at` and `latest_at`,
+    """When a job may start, if others submit as they have lately: most likely between `earliest_at` and `latest_at`,
     and as likely before `expected_at` as after it. Where `past_runs` is 0, there is only `latest_at`, by the wall
     limits of what runs and waits before it."""
 
@@ -72,7 +72,7 @@ class StartView(Answer, frozen=True, kw_only=True):
 
 
 class JobExplanation(Answer, frozen=True, kw_only=True):
-    """Why a job stands where it stands. `summary` says it in sentences. All but these, `reason` and `priority` is only
+    """Why a job is in its state. `summary` says it in sentences. All but these, `reason` and `priority` is only
     there while the job waits."""
 
     id: str

@@ -1,4 +1,4 @@
-"""What whoever runs a service is told where nodes put no box around jobs, and more than one person could be served."""
+"""What operators are told when nodes put no box around jobs and more than one person could be served."""
 
 from collections.abc import Mapping
 from itertools import islice

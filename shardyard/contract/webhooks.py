@@ -92,7 +92,8 @@ class WebhookView(Answer, frozen=True, kw_only=True):
 
 
 class NewWebhook(WebhookView, frozen=True, kw_only=True):
-    """`secret` is what deliveries are signed with, shown this once; not by `repr`, which ends in logs and notebooks."""
+    """`secret` is what deliveries are signed with, shown only this once, and not by `repr`, which ends up in logs and
+    notebooks."""
 
     secret: str
 

@@ -108,8 +108,8 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
     The copy is complete and on disk, or it is not there: it is written beside its place, synced, and
     then renamed, and takes the place of an earlier one of that name. Returns the path of the copy. If
     the job is started again, `resume_dir` has the last copy that was made, so save all that you need
-    to go on as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
-    written their parts. Where the node has more files to bring to the service than it may keep, it
+    to continue as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
+    written their parts. Where the node has more files to carry to the service than it may keep, it
     waits until there is room, for ten minutes at most.
 
     Raises:
@@ -154,11 +154,11 @@ def _await_room() -> None:
     link = _link if _link is not None and _link.pid == os.getpid() else None
     if link is None or not link.holding():
         return
-    _print_once("checkpoint() waits: this node has more to bring to the service than it may keep")
+    _print_once("checkpoint() waits: this node has more to carry to the service than it may keep")
     deadline = time.monotonic() + ROOM_SECONDS
     while link.holding() and not link.stopping():
         if time.monotonic() > deadline:
-            _print_once(f"checkpoint() has waited for {ROOM_SECONDS:.0f} seconds, and goes on without room")
+            _print_once(f"checkpoint() has waited for {ROOM_SECONDS:.0f} seconds, and continues without room")
             return
         time.sleep(ROOM_POLL_SECONDS)
 

@@ -1,4 +1,4 @@
-"""What `up` says of the box that jobs get, and when it does not go on without one."""
+"""What `up` says about the box that jobs get, and when it refuses to start without one."""
 
 from collections.abc import Sequence
 

@@ -164,7 +164,7 @@ def set_users(server: EmbeddedRedis) -> None:
             _, reply = _send_command(server, f"ACL SETUSER {line.removeprefix('user ')}")
         if reply != b"+OK\r\n":
             said = reply.decode(errors="replace").strip() or "no answer"
-            raise ServiceError(f"the {server.name} Redis does not take the users of the service's roles: {said}")
+            raise ServiceError(f"the {server.name} Redis does not accept the users of the service's roles: {said}")
 
 
 def set_option(server: EmbeddedRedis, name: str, value: str) -> bool:

@@ -12,7 +12,7 @@ from workers.node.devices import discover_devices
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 #: In place of a regular expression.
-PATTERNS = {"pool": "use small letters and digits, with '.', '_' or '-' between them"}
+PATTERNS = {"pool": "use lower-case letters and digits, with '.', '_' or '-' between them"}
 
 
 def read_settings(**chosen: Any) -> Settings:
@@ -32,7 +32,7 @@ def _describe(found: Any, chosen: dict[str, Any]) -> str:
     name = ".".join(map(str, found["loc"]))
     message = str(found["msg"]).removeprefix("Value error, ")
     if found["type"] == "string_pattern_mismatch":
-        message = f"{PATTERNS.get(name, 'cannot be written so, see docs/settings.md')}"
+        message = f"{PATTERNS.get(name, 'is not in the right format, see docs/settings.md')}"
     option = f"--{name.replace('_', '-')} (SHARDYARD_{name.upper()})" if name in chosen else f"SHARDYARD_{name.upper()}"
     given = "" if found["type"] == "missing" or not name else f" {found['input']!r}"
     return f"{option}{given}: {message}" if name else message

@@ -325,7 +325,7 @@ class _ServiceRun:
         for name in find_other_workers(self._data_dir, self._workers):
             unwanted = worker_process(self._data_dir, environment, PlannedWorker(name, node=""))
             if self._processes.end_survivor(unwanted):
-                self._print_line(f"  {name:<10} ended: this start has another number of nodes")
+                self._print_line(f"  {name:<10} ended: this start has a different number of nodes")
         release_ballast(Path(environment["SHARDYARD_STATE_DIR"]), self._workers)
 
     def _wait_until_ready(self, url: str, token_file: Path) -> list[NodeView]:
@@ -407,7 +407,7 @@ class _ServiceRun:
             with self._connect(url, token_file.read_text().strip()) as client:
                 invitation = invite(client, url, self._certificate.chain)
         except (OSError, ShardyardError) as error:
-            self._print_warning(f"no token to join with could be made ({error}); `shardyard invite` tries again")
+            self._print_warning(f"could not create a token to join with ({error}); `shardyard invite` tries again")
             return
         self._print_line("\n  on another machine, within the next day:\n")
         self._print_line(f"    {escape(invitation.command)}")
@@ -440,11 +440,11 @@ def refuse_beside_listen(options: UpOptions) -> None:
     ]
     named += ["--insecure-http"] if options.insecure_http else []
     if named:
-        raise ServiceError(f"--listen makes certificates of its own and serves HTTPS alone: leave {named[0]} out")
+        raise ServiceError(f"--listen makes certificates of its own and serves only HTTPS: leave {named[0]} out")
     if options.redis_url is not None or options.telemetry_url is not None:
         raise ServiceError(
             "--listen is for the built-in Redis servers, which it gives TLS and a user for each role; with Redis "
-            "servers of your own write what machines get that join into SHARDYARD_JOIN_FILE of `shardyard api`"
+            "servers of your own, put what joining machines get into SHARDYARD_JOIN_FILE of `shardyard api`"
         )
 
 

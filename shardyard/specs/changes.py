@@ -40,7 +40,7 @@ def parse_path(field: str, change: str) -> list[str | int]:
         found = _PART.match(field, place)
         if found is None or (not parts and found[1] is None):
             raise InvalidRequest(
-                f"--set {change}: {field!r} is no path of a field such as program.model.args.hidden[0]"
+                f"--set {change}: {field!r} is not the path of a field such as program.model.args.hidden[0]"
             )
         parts.append(int(found[2]) if found[1] is None else re.sub(r"\\(.)", r"\1", found[1]))
         place = found.end()

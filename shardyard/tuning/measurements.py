@@ -1,4 +1,4 @@
-"""What trials say of how fast a candidate is."""
+"""What trials say about how fast a candidate is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The spec of a recipe as each candidate runs it: as a short job, and as the one that is chosen."""
+"""The spec of a recipe for each candidate: as a short job, and as the final choice."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence

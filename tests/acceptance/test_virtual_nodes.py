@@ -81,7 +81,7 @@ def test_another_number_of_nodes_takes_the_service_over_and_ends_the_workers_of_
     wait_for_state(client, job, "running")
     up.kill()
     client = up.start("--nodes", "2")
-    assert says(up, "worker     ended: this start has another number of nodes")
+    assert says(up, "worker     ended: this start has a different number of nodes")
     assert set(up.pids()) == {*SERVICES[:3], *WORKERS}
     wait_until(lambda: client.job(job).status.attempt == 2, 60, lambda: client.job(job).status)
     wait_for_state(client, job, "running")

@@ -219,7 +219,7 @@ def test_waiting_jobs_say_why_and_a_node_is_drained_and_a_device_set_apart(pages
     expect(page.get_by_text("draining: no new work")).to_be_visible()
     job = client.submit(example("rows-on-3-devices") | {"name": "waits for the node"}).id
     waiting = page.locator(".queue li", has_text="waits for the node")
-    expect(waiting).to_contain_text("no node of it takes work now")
+    expect(waiting).to_contain_text("none of its nodes takes work now")
     page.once("dialog", lambda dialog: dialog.accept("a smell of burning"))
     page.get_by_role("button", name="Actions on cpu:7").click()
     page.get_by_role("menuitem", name="Set apart").click()

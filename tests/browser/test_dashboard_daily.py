@@ -203,7 +203,7 @@ def test_the_link_that_up_prints_signs_in_once(browser: Browser, service: Up, cl
         assert "code" not in page.url
     with pages_of(browser, client.url, token_of(service)) as second:
         page = second.open(link)
-        expect(page.get_by_role("alert")).to_contain_text("used already")
+        expect(page.get_by_role("alert")).to_contain_text("already been used")
 
 
 def test_a_page_without_an_answer_says_so_and_its_clocks_stand_still(pages: Pages, client: Client) -> None:

@@ -258,7 +258,7 @@ def test_lines_of_a_log_are_chosen_by_age_pattern_rank_and_stream(
     assert all(asked in service.seen[0].path for asked in ("rank=3", "stream=stderr", "attempt=2"))
     assert run("logs", JOB, "--stderr", "--stream", "all") == 2
     assert run("logs", JOB, "--grep", "(") == 2
-    assert "--grep '(' is no regular expression" in capsys.readouterr().err
+    assert "--grep '(' is not a regular expression" in capsys.readouterr().err
 
 
 def test_lines_in_a_terminal_have_the_colours_of_their_devices(

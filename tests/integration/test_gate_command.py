@@ -110,7 +110,7 @@ def test_github_gets_an_annotation_for_each_check_that_was_not_passed(
     ("options", "words"),
     [
         (("--max-memory", "8GB"), "--max-memory '8GB' is not a size; write bytes, or 500MiB, 8GiB"),
-        (("--timeout", "5m"), "--timeout is about --wait"),
+        (("--timeout", "5m"), "--timeout needs --wait"),
         (("--wait", "--timeout", "soon"), "--timeout 'soon' is not a time"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_larger_step_comes_with_a_word_on_the_learning_rate(
 ) -> None:
     serve(service, monkeypatch)
     assert run("tune", file, "--strategies", "single,ddp", "--batch-sizes", "96") == 0
-    assert "A step has 3 times the rows that it had: another learning rate may be needed." in capsys.readouterr().out
+    assert "A step has 3 times as many rows as before: another learning rate may be needed." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

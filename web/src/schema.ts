@@ -11,7 +11,7 @@ export interface components {
     schemas: {
         /**
          * ArtifactList
-         * @description The files of an attempt. `truncated` is true if there are more files than one list shows; `left_out` has what a script wrote into its working directory and what was not kept.
+         * @description The files of an attempt. `truncated` is true if there are more files than this list shows; `left_out` has what a script wrote into its working directory and what was not kept.
          */
         ArtifactList: {
             /** @description number of the attempt, from 1; 0 before the first */
@@ -148,14 +148,14 @@ export interface components {
         };
         /**
          * AuditPage
-         * @description `next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a request searches only so much. `total` is how many entries are known of when the first page is read: all, unless `total_is_exact` is false, and on later pages None. `links` has `self` and, unless this is the last page, `next`.
+         * @description `next` is null at the end; a page may have fewer entries than asked for, or none, and yet a `next`, since a request searches only a limited part. `total` is how many entries are known when the first page is read: all, unless `total_is_exact` is false, and on later pages None. `links` has `self` and, unless this is the last page, `next`.
          */
         AuditPage: {
             /** @description entries, in the order that was asked for */
             entries: components["schemas"]["AuditEntry"][];
             /** @description cursor of the following page; null at the end */
             next: string | null;
-            /** @description entries that are known of; null on later pages */
+            /** @description known entries; null on later pages */
             total: number | null;
             /** @description false: there may be more than `total` */
             total_is_exact: boolean;
@@ -208,7 +208,7 @@ export interface components {
         };
         /**
          * BlockView
-         * @description Nodes that an engine gives together. `state` is `submitting`, `pending`, `starting` (its nodes have not joined) or `running`; `why` is the engine's word for a wait. `id` is empty before the engine has answered.
+         * @description Nodes that an engine supplies together. `state` is `submitting`, `pending`, `starting` (its nodes have not joined) or `running`; `why` is the engine's reason for a wait. `id` is empty before the engine has answered.
          */
         BlockView: {
             /** @description id */
@@ -222,7 +222,7 @@ export interface components {
         };
         /**
          * BoxRightView
-         * @description One thing that a job may have for itself. `why` says, where it has not, why not.
+         * @description One thing that a job may have for itself. Where it does not, `why` says why.
          */
         BoxRightView: {
             /** @description what a job has for itself */
@@ -234,7 +234,7 @@ export interface components {
         };
         /**
          * BoxView
-         * @description The box that a node puts around each job. `level` is `full` (made by root), `user` (by user namespaces, without root) or `none`. `rights` is empty where the node says nothing of it, since its worker is of an earlier version.
+         * @description The box that a node puts around each job. `level` is `full` (made by root), `user` (by user namespaces, without root) or `none`. `rights` is empty where the node does not report them, since its worker is of an earlier version.
          */
         BoxView: {
             /** @description full, user or none */
@@ -617,7 +617,7 @@ export interface components {
         };
         /**
          * DeviceHardware
-         * @description One device over the attempt: `samples` of it, which cover so many `seconds`. `series` is by name (`SERIES_TITLES`); a series that cannot be read here is left out. Devices that one process serves share its processes: the first of them has their series. `throttled` is for each reason the share of samples in which it held the clocks down; `errors` counts those of memory ("ecc_corrected", "ecc_uncorrected") and of the driver ("xid_79") since the attempt's first sample.
+         * @description One device over the attempt: `samples` of it, which cover `seconds`. `series` is by name (`SERIES_TITLES`); a series that cannot be read here is left out. Devices that one process serves share its processes: the first of them has their series. `throttled` is for each reason the share of samples in which it held the clocks down; `errors` counts those of memory ("ecc_corrected", "ecc_uncorrected") and of the driver ("xid_79") since the attempt's first sample.
          */
         DeviceHardware: {
             /** @description number of the device */
@@ -669,7 +669,7 @@ export interface components {
         };
         /**
          * DeviceHistoryLine
-         * @description What one attempt has left about a device, or (`event`) the begin or end of its quarantine. `relative_ms_per_row` is its time for a row, forward and backward, over the median of its peers: other devices of the attempt that are of the same kind. It is `None` without peers. `slow`: the report has a `slow-device` finding about its computing. `error`: the attempt ended by a fault of the device or of its node.
+         * @description What one attempt has recorded about a device, or (`event`) the beginning or end of its quarantine. `relative_ms_per_row` is its time for a row, forward and backward, over the median of its peers: other devices of the attempt that are of the same kind. It is `None` without peers. `slow`: the report has a `slow-device` finding about its computing. `error`: the attempt ended by a fault of the device or of its node.
          */
         DeviceHistoryLine: {
             /** @description when it happened */
@@ -720,7 +720,7 @@ export interface components {
             backward_ms: components["schemas"]["Timing"] | null;
             /** @description time of waiting for batches */
             data_wait_ms: components["schemas"]["Timing"] | null;
-            /** @description time of communication that no work hides, with waiting for the slowest device */
+            /** @description time of communication that no work hides, including waiting for the slowest device */
             comm_ms: components["schemas"]["Timing"] | null;
             /** @description forward and backward time of one row, in milliseconds */
             ms_per_row: number | null;
@@ -788,7 +788,7 @@ export interface components {
             backward_ms: components["schemas"]["ValuePair"];
             /** @description time of waiting for batches */
             data_wait_ms: components["schemas"]["ValuePair"];
-            /** @description time of communication that no work hides, with waiting for the slowest device */
+            /** @description time of communication that no work hides, including waiting for the slowest device */
             comm_ms: components["schemas"]["ValuePair"];
             /** @description forward and backward time of one row, in milliseconds */
             ms_per_row: components["schemas"]["ValuePair"];
@@ -816,15 +816,15 @@ export interface components {
          * @description A sign-in of a command line: somebody enters `user_code` at `verification_uri`, while the service is asked with `device_code` every `interval` seconds.
          */
         DeviceSignIn: {
-            /** @description code that the service is asked with; a secret */
+            /** @description code to ask the service with; a secret */
             device_code: string;
-            /** @description code that somebody enters */
+            /** @description code that the user enters */
             user_code: string;
             /** @description page where the code is entered */
             verification_uri: string;
             /** @description that page with the code in it, where there is one */
             verification_uri_complete: string;
-            /** @description seconds that it is good for */
+            /** @description seconds for which it is valid */
             expires_in: number;
             /** @description seconds between two requests */
             interval: number;
@@ -874,7 +874,7 @@ export interface components {
         };
         /**
          * DeviceUseList
-         * @description Who had which device since a time, the newest 48 attempts of each. What has a device now is in its node.
+         * @description Who had which device since a time, the newest 48 attempts of each. What has a device now is shown with its node.
          */
         DeviceUseList: {
             /**
@@ -961,14 +961,14 @@ export interface components {
         };
         /**
          * EngineView
-         * @description The engine that gives a pool its nodes, as its provider says: each node has `node_devices`. `error` is why it gives none now; a `silent` provider has not been heard of lately.
+         * @description The engine that supplies a pool's nodes, as its provider reports it: each node has `node_devices`. `error` is why it gives none now; a `silent` provider has sent nothing lately.
          */
         EngineView: {
             /** @description name */
             name: string;
             /** @description the process that asks the engine */
             provider: string;
-            /** @description whether the provider has not been heard of lately */
+            /** @description whether the provider has sent nothing lately */
             silent: boolean;
             /** @description devices of each node */
             node_devices: number;
@@ -1167,7 +1167,7 @@ export interface components {
         };
         /**
          * GradientCheck
-         * @description The gradient of one step of `rows` rows on all devices, held against that of one device on the whole batch: its norm, and the norm of the difference.
+         * @description The gradient of one step of `rows` rows on all devices, compared with that of one device on the whole batch: its norm, and the norm of the difference.
          */
         GradientCheck: {
             /** @description number of the step */
@@ -1227,7 +1227,7 @@ export interface components {
         };
         /**
          * JobExplanation
-         * @description Why a job stands where it stands. `summary` says it in sentences. All but these, `reason` and `priority` is only there while the job waits.
+         * @description Why a job is in its state. `summary` says it in sentences. All but these, `reason` and `priority` is only there while the job waits.
          */
         JobExplanation: {
             /** @description id */
@@ -1721,7 +1721,7 @@ export interface components {
         };
         /**
          * LowDiskView
-         * @description A disk that has less left than the service keeps for itself, in bytes or in files. `name` says what lies there: `storage`, `control Redis`, `state` or `temporary files`.
+         * @description A disk with less free space than the service keeps for itself, in bytes or in files. `name` says what lies there: `storage`, `control Redis`, `state` or `temporary files`.
          */
         LowDiskView: {
             /** @description what lies there: storage, control Redis, state or temporary files */
@@ -1744,7 +1744,7 @@ export interface components {
         };
         /**
          * NewToken
-         * @description `token` is the secret, shown this once; not by `repr`, which ends in logs and notebooks.
+         * @description `token` is the secret, shown only this once, and not by `repr`, which ends up in logs and notebooks.
          */
         NewToken: {
             /** @description id */
@@ -1806,7 +1806,7 @@ export interface components {
         };
         /**
          * NewWebhook
-         * @description `secret` is what deliveries are signed with, shown this once; not by `repr`, which ends in logs and notebooks.
+         * @description `secret` is what deliveries are signed with, shown only this once, and not by `repr`, which ends up in logs and notebooks.
          */
         NewWebhook: {
             /** @description id */
@@ -1870,7 +1870,7 @@ export interface components {
             events?: ("*" | "job.*" | "finding.*" | "quota.*" | "node.*" | "device.*" | "job.queued" | "job.starting" | "job.running" | "job.succeeded" | "job.failed" | "job.cancelled" | "finding.new" | "quota.reached" | "node.up" | "node.down" | "device.quarantined" | "device.released")[];
             /**
              * Format
-             * @description json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, statuses of the commits that jobs name; email
+             * @description json, which is signed; slack, an incoming webhook of Slack, whose address is its secret; github, statuses on the commits that jobs name; email
              * @default json
              * @enum {string}
              */
@@ -1950,7 +1950,7 @@ export interface components {
              */
             backward_ms?: number | null;
             /**
-             * @description time of communication that no work hides, with waiting for the slowest device
+             * @description time of communication that no work hides, including waiting for the slowest device
              * @default null
              */
             comm_ms?: number | null;
@@ -1977,14 +1977,14 @@ export interface components {
         NodeReachView: {
             /** @description whether the service's host reaches the address */
             reached: boolean;
-            /** @description address that it is reached at */
+            /** @description address at which it is reached */
             address: string;
             /** @description why not; null: it has it */
             why: string;
         };
         /**
          * NodeSetup
-         * @description What a node needs. Not by `repr`, which ends in logs. `token` has the scope `node`, and is empty where the node said that it has one. The URLs of Redis have passwords; whoever uses them adds the file of `authority`, the PEM text of what signs the service's certificates. `torch` is the version on the host of the API, if it has one. `address_seen` is where the request came from, `alive_on` the host of a living node with the same name, and `now_us` the service's clock: microseconds since the epoch.
+         * @description What a node needs. Not shown by `repr`, which ends up in logs. `token` has the scope `node`, and is empty where the node said that it has one. The URLs of Redis have passwords; whoever uses them adds the file of `authority`, the PEM text of what signs the service's certificates. `torch` is the version on the host of the API, if it has one. `address_seen` is where the request came from, `alive_on` the host of a live node with the same name, and `now_us` the service's clock: microseconds since the epoch.
          */
         NodeSetup: {
             /** @description name of the node */
@@ -2011,7 +2011,7 @@ export interface components {
             torch: string;
             /** @description where the request came from */
             address_seen: string;
-            /** @description host of a living node with the same name; empty: there is none */
+            /** @description host of a live node with the same name; empty: there is none */
             alive_on: string;
             /** @description the service's clock, in microseconds since the epoch */
             now_us: number;
@@ -2027,7 +2027,7 @@ export interface components {
             pool: string;
             /** @description name of the machine */
             host: string;
-            /** @description address that it is reached at */
+            /** @description address at which it is reached */
             address: string;
             /** @description version */
             version: string;
@@ -2146,7 +2146,7 @@ export interface components {
         };
         /**
          * PatternPair
-         * @description A way to divide a batch, and in how many steps each of the two divided one so; 0: in none.
+         * @description A way to divide a batch, and in how many steps each of the two divided one that way; 0: in none.
          */
         PatternPair: {
             /** @description train, forward or evaluate */
@@ -2157,9 +2157,9 @@ export interface components {
             batch_rows: number | null;
             /** @description rows */
             rows: (number | null)[] | null;
-            /** @description in how many steps this one divided a batch so */
+            /** @description in how many steps this one divided a batch this way */
             this_steps: number | null;
-            /** @description in how many steps the other one divided a batch so */
+            /** @description in how many steps the other one divided a batch this way */
             against_steps: number | null;
         };
         /**
@@ -2193,7 +2193,7 @@ export interface components {
             notes: {
                 [key: string]: string;
             };
-            /** @description work of the slowest device in a full step, by the history of its pool; null: not known */
+            /** @description work of the slowest device in a full step, going by the history of its pool; null: not known */
             step_ms: number | null;
         };
         /** PointView */
@@ -2273,7 +2273,7 @@ export interface components {
             devices: number;
             /** @description its part of what all tenants have used */
             used_part: number;
-            /** @description the part that its weight is due */
+            /** @description the part that its weight entitles it to */
             due_part: number;
         };
         /**
@@ -2508,7 +2508,7 @@ export interface components {
             running?: number | null;
             /**
              * Devices
-             * @description devices that its jobs have at a time
+             * @description devices that its jobs have at the same time
              * @default null
              */
             devices?: number | null;
@@ -2848,7 +2848,7 @@ export interface components {
              */
             step_times?: components["schemas"]["StepTimes"][];
             /**
-             * @description what comes of dividing rows by weights; null: the service does not
+             * @description the effect of dividing rows by weights; null: the service does not do that
              * @default null
              */
             weights?: components["schemas"]["SplitWeights"] | null;
@@ -3034,7 +3034,7 @@ export interface components {
         };
         /**
          * Resumed
-         * @description The attempt went on from a checkpoint: that of `step` steps, which `attempt` had saved.
+         * @description The attempt continued from a checkpoint: that of `step` steps, which `attempt` had saved.
          */
         Resumed: {
             /** @description number of the step */
@@ -3291,7 +3291,7 @@ export interface components {
         };
         /**
          * SplitWeights
-         * @description What comes of dividing rows among unlike devices by weights. `weights` has one number for each device; `None` where rows are divided evenly and only ranks with unequal last batches are weighed. `source` says where they come from: the `spec`, `measured` before the first step, or the `checkpoint` that the run goes on from. The times are of the forward and backward of the slowest device in a typical step: as `predicted_ms` before it began, `seen_ms`, and what would be with equal rows (`even_ms`). `speed_share` is the share of the sum of the devices' speeds that the steps reach: 1 where none waits for another.
+         * @description The effect of dividing rows among unlike devices by weights. `weights` has one number for each device; `None` where rows are divided evenly and only ranks with unequal last batches are weighed. `source` says where they come from: the `spec`, `measured` before the first step, or the `checkpoint` that the run continues from. The times are of the forward and backward of the slowest device in a typical step: as `predicted_ms` before it began, `seen_ms`, and what would be with equal rows (`even_ms`). `speed_share` is the share of the sum of the devices' speeds that the steps reach: 1 where none waits for another.
          */
         SplitWeights: {
             /** @description weight of each device; null: ranks with unequal last batches are weighed by their rows */
@@ -3311,7 +3311,7 @@ export interface components {
         };
         /**
          * StartView
-         * @description When a job may start, if others submit as they did lately: most likely between `earliest_at` and `latest_at`, and as likely before `expected_at` as after it. Where `past_runs` is 0, there is only `latest_at`, by the wall limits of what runs and waits before it.
+         * @description When a job may start, if others submit as they have lately: most likely between `earliest_at` and `latest_at`, and as likely before `expected_at` as after it. Where `past_runs` is 0, there is only `latest_at`, by the wall limits of what runs and waits before it.
          */
         StartView: {
             /** @description hardly before */
@@ -3408,7 +3408,7 @@ export interface components {
             mode: string;
             /** @description jobs that it has at its end */
             planned: number;
-            /** @description jobs that may run at a time */
+            /** @description jobs that may run at the same time */
             max_concurrent: number;
             /** @description optimizer steps of each job; null: as the spec says */
             steps: number | null;
@@ -3460,7 +3460,7 @@ export interface components {
         };
         /**
          * SweepReport
-         * @description What a sweep has found so far; it is `complete` when all of its jobs have ended. `best` is the number of the trial that succeeded with the best value.
+         * @description What a sweep has found so far; it is `complete` when all of its jobs have ended. `best` is the number of the successful trial with the best value.
          */
         SweepReport: {
             /** @description id */
@@ -3483,7 +3483,7 @@ export interface components {
             paths: string[];
             /** @description its jobs, by their numbers */
             trials: components["schemas"]["TrialResult"][];
-            /** @description number of the trial that succeeded with the best value */
+            /** @description number of the successful trial with the best value */
             best: number | null;
             /** @description why numbers are missing, by the path of a field */
             notes: string[];
@@ -3536,7 +3536,7 @@ export interface components {
             trials?: number | null;
             /**
              * Seed
-             * @description the same one draws the same values
+             * @description the same seed draws the same values
              * @default 0
              */
             seed?: number;
@@ -3554,7 +3554,7 @@ export interface components {
             mode?: ("min" | "max") | null;
             /**
              * Max Concurrent
-             * @description jobs that may run at a time
+             * @description jobs that may run at the same time
              * @default 1
              */
             max_concurrent?: number;
@@ -3674,7 +3674,7 @@ export interface components {
         };
         /**
          * Variant
-         * @description A job of a comparison: the spec under a strategy on so many devices. `batch_size` is that of each rank.
+         * @description A job of a comparison: the spec under a strategy on a number of devices. `batch_size` is that of each rank.
          */
         Variant: {
             /** @description number, from 1 */
@@ -3785,7 +3785,7 @@ export interface components {
             name?: string | null;
             /**
              * Active
-             * @description false: it gets no events; what waits for it stays
+             * @description false: it gets no events; what waits for it is kept
              * @default null
              */
             active?: boolean | null;
@@ -3825,7 +3825,7 @@ export interface components {
         WebhookRotation: {
             /**
              * Overlap Seconds
-             * @description meanwhile receivers may have either; 0, for a secret that others may know: it ends at once
+             * @description meanwhile receivers may use either; 0, for a secret that others may know: it ends at once
              * @default 86400
              */
             overlap_seconds?: number;
@@ -3874,20 +3874,20 @@ export interface components {
         };
         /**
          * WhatIf
-         * @description The run as it is over the run as it would be, had slow devices worked as their peers do, with equally many rows. `ratio` is that of the two times: 1.31 says that without the slowness of `device` the run would take 1/1.31 of its time. The parts add up to `ratio` - 1: the device got more `rows`, took longer to `compute` each, waited longer for its `input`; `other` is what no part explains, such as devices that are slow in turn.
+         * @description The run as it is over the run as it would be, had slow devices worked as their peers do, with equal numbers of rows. `ratio` is that of the two times: 1.31 says that without the slowness of `device` the run would take 1/1.31 of its time. The parts add up to `ratio` - 1: the device got more `rows`, took longer to `compute` each, waited longer for its `input`; `other` is what no part explains, such as devices that are slow in turn.
          */
         WhatIf: {
             /** @description the run as it is over the run without slow devices */
             ratio: number;
             /** @description number of the device */
             device: number;
-            /** @description part of more rows */
+            /** @description part due to more rows */
             rows: number;
-            /** @description part of computing longer for each row */
+            /** @description part due to longer computing for each row */
             compute: number;
-            /** @description part of waiting longer for batches */
+            /** @description part due to waiting longer for batches */
             input: number;
-            /** @description part that nothing explains */
+            /** @description part that is not explained */
             other: number;
         };
         /** _GroupRequest */

@@ -1,4 +1,4 @@
-"""Brings what an attempt needs to its node: its bundle, and what scripts have saved in earlier attempts."""
+"""Fetches what an attempt needs to its node: its bundle, and what scripts have saved in earlier attempts."""
 
 from contextlib import suppress
 from pathlib import Path

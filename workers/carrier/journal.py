@@ -1,4 +1,4 @@
-"""What of an attempt's files is at the remote: a file in the node's state directory for each attempt.
+"""Which of an attempt's files are at the remote: a file in the node's state directory for each attempt.
 
 It is there from before the attempt's first file until the last one was carried and removed here, so the journals of a
 node name everything that it has still to carry. What is written in it may be behind the remote, never ahead: to carry

@@ -1,4 +1,4 @@
-"""Finds what is to be carried of an attempt's directory: files that grow by frames, and files that are carried whole.
+"""Finds what is to be carried from an attempt's directory: files that grow by frames, and files that are carried whole.
 
 What programs have written is not trusted: directories are opened one from the other, no link is followed, and a file is
 read by the descriptor that was looked at.

@@ -28,7 +28,7 @@ def read_values(control: RedisStore, key_file: Path, tenant: str, wanted: Mappin
     for variable, name in wanted.items():
         if stored[name] is None:
             raise SecretsUnusable(
-                f"program.secrets.{variable}: there is no secret {name!r} any more; put it again "
+                f"program.secrets.{variable}: the secret {name!r} no longer exists; put it again "
                 f"(`shardyard secret put {name}`) and resubmit"
             )
     keys = secret_keys.read_keys(key_file)

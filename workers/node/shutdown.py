@@ -59,5 +59,5 @@ def parse_options(arguments: Sequence[str] | None = None) -> ShutdownOptions:
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds <= MAX_DRAIN_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text}: between 0 and {MAX_DRAIN_SECONDS:.0f} seconds, please")
+        raise argparse.ArgumentTypeError(f"{text}: must be between 0 and {MAX_DRAIN_SECONDS:.0f} seconds")
     return seconds

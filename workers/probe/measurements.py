@@ -13,11 +13,11 @@ from workers.probe.step_records import DDP_FIRST, DdpReductions, DdpTimes, RunRe
 from workers.probe.types import RootModule, TorchQueries
 from workers.runtime.context import RankContext
 
-FOREIGN_DEVICE = "a module ran on {}, which is no device of this rank; its rows are counted at the rank's own"
+FOREIGN_DEVICE = "a module ran on {}, which is not a device of this rank; its rows are counted at the rank's own"
 DDP_SAMPLED = (
     "read from DistributedDataParallel in its first ten reductions and every tenth; every hundredth of quick ones"
 )
-DDP_UNMEASURED = "this version of torch does not tell how long DistributedDataParallel's backward and all-reduce took"
+DDP_UNMEASURED = "this version of torch does not report how long DistributedDataParallel's backward and all-reduce took"
 
 #: Slots of devices, and the dimension of rows.
 Placement = tuple[tuple[int, ...], int]

@@ -1,4 +1,4 @@
-"""Tracks what is within what in one process, and hands what counts to the step builder. No torch here: its few
+"""Tracks how calls are nested in one process, and hands what counts to the step builder. No torch here: its few
 functions that are called are in `TorchQueries`; `workers.probe.patches.torch_functions` fills it when torch is
 there."""
 

@@ -1,4 +1,4 @@
-"""Keeps the nodes of one pool: asks the engine for blocks when jobs wait, and lets those go that nobody needs.
+"""Keeps the nodes of one pool: asks the engine for blocks when jobs wait, and releases those that nobody needs.
 
 The record of a block is in the control Redis, and is written before the engine is asked, with a name of its own alone.
 So a provider that dies at any moment finds what it has asked for by that name, and asks for nothing twice.

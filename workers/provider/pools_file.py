@@ -38,7 +38,7 @@ def parse_time(text: str) -> int:
     else:
         seconds = first * 60 + second
     if not 60 <= seconds <= 366 * 86_400:
-        raise ValueError(f"{text!r}: between a minute and a year, please")
+        raise ValueError(f"{text!r}: must be between a minute and a year")
     return seconds
 
 

@@ -66,7 +66,7 @@ class Slurm:
         answer = self._run(arguments, script).strip()
         job = answer.splitlines()[-1].partition(";")[0] if answer else ""
         if not job.isdecimal():
-            raise EngineError(f"sbatch answered {answer[:MAX_WORDS]!r}, which is no id of a job", unclear=True)
+            raise EngineError(f"sbatch answered {answer[:MAX_WORDS]!r}, which is not the id of a job", unclear=True)
         return job
 
     def list_jobs(self, prefix: str) -> tuple[EngineJob, ...]:

@@ -1,4 +1,4 @@
-"""How a program ended, as `python program.py` would tell it, and what the interpreter does after that.
+"""How a program ended, as `python program.py` would report it, and what the interpreter does after that.
 
 Needs the standard library and `jobs.protocol.records` alone: ranks of other Python environments use it too.
 """

@@ -1,4 +1,4 @@
-"""Which collectives a rank has called, as torch's flight recorder tells: for a supervisor that asks why a run hangs.
+"""Which collectives a rank has called, from torch's flight recorder: for a supervisor that asks why a run hangs.
 
 torch records the latest collectives of gloo and of NCCL in a ring buffer. Ranks of one group call the same ones in the
 same order, so the rank whose newest number is behind is the one that the others wait for. This module does not import

@@ -1,4 +1,4 @@
-"""What the host says of its processor. No torch here."""
+"""The name of the host's processor. No torch here."""
 
 import platform
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a process sets of itself by prctl(2), for which Python has no names, and the descriptors that it keeps."""
+"""What a process sets for itself with prctl(2), for which Python has no names, and the descriptors that it keeps."""
 
 import contextlib
 import ctypes

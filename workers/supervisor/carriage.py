@@ -36,7 +36,7 @@ class StorageAway(OSError):
     """The remote does not answer, or refuses: later, or on another node, it may not."""
 
     def __init__(self, error: RemoteError) -> None:
-        super().__init__(errno.EIO, f"the storage does not give it: {error}")
+        super().__init__(errno.EIO, f"the storage does not return it: {error}")
 
 
 class AttemptCarriage:
@@ -72,7 +72,7 @@ class AttemptCarriage:
             try:
                 self._checkpoints.fetch(directory, read)
             except UnknownFile as error:
-                raise DamagedCheckpoint(f"it is neither here nor at the storage ({error})") from error
+                raise DamagedCheckpoint(f"it is neither here nor in the storage ({error})") from error
 
     def fetch_script_checkpoints(self, before: AttemptId, read: Progress = lambda _: None) -> Path:
         """The root below which earlier attempts have their checkpoints. Raises OSError."""

@@ -209,7 +209,7 @@ class DescendantServer:
             child.rank = self._rank_of(child, record)
             return
         if isinstance(record, _RANK_ONLY_RECORDS):
-            raise ValueError(f"{type(record).__name__} is a rank's own to say")  # noqa: TRY004  (as of a bad packet)
+            raise ValueError(f"{type(record).__name__} may come only from a rank")  # noqa: TRY004  (as of a bad packet)
         self._on_record(child.rank, record, child.source)
 
     def _rank_of(self, child: _DescendantConnection, hello: Hello) -> int:
@@ -221,7 +221,7 @@ class DescendantServer:
         log.warning("child_cut_off", pid=child.pid, why=why)
         rank = child.rank if child.rank is not None else child.found or 0
         self._record_note(
-            rank, child.source, f"the records of process {child.pid} were not accepted any more: {why[:200]}"
+            rank, child.source, f"the records of process {child.pid} were no longer accepted: {why[:200]}"
         )
         self._close_connection(child)
 

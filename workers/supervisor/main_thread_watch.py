@@ -1,4 +1,4 @@
-"""Notices that the supervisor's main thread stands still, as in a call on a storage that does not answer.
+"""Notices that the supervisor's main thread is stuck, as in a call on a storage that does not answer.
 
 Nobody reads the ranks then, or could end them, and nothing of the attempt will be written. The main thread says again
 and again by when it will be heard from; another one, which touches no file, checks that.

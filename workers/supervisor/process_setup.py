@@ -74,7 +74,7 @@ def read_credentials(pipe: Connection) -> SupervisorCredentials:
         EOFError: the worker died before it wrote them.
     """
     if not pipe.poll(CREDENTIALS_SECONDS):
-        raise EOFError("no credentials came")
+        raise EOFError("no credentials arrived")
     found = json.loads(pipe.recv_bytes())
     credentials = SupervisorCredentials(**found | {"storage": RemoteAccess(**found.get("storage", {}))})
     pipe.close()

@@ -1,4 +1,4 @@
-"""What each rank has done so far, as its records tell."""
+"""What each rank has done so far, from its records."""
 
 from jobs.protocol.packets import SingleRecord, StepBatch
 from jobs.protocol.records import Began

@@ -275,11 +275,11 @@ def check_precision(spec: JobSpec, context: RankContext) -> None:
     wanted = spec.recipe.precision
     if wanted == "float16" and context.device_kind == "cpu":
         raise RejectedByWorker(
-            'program.precision: "float16" needs cuda devices, and these are cpu; take "bfloat16" or "float32"'
+            'program.precision: "float16" needs cuda devices, and these are cpu; use "bfloat16" or "float32"'
         )
     if wanted == "bfloat16" and context.device_kind == "cuda" and not torch.cuda.is_bf16_supported():
         raise RejectedByWorker(
-            'program.precision: these devices do not compute in "bfloat16"; take "float16" or "float32"'
+            'program.precision: these devices do not compute in "bfloat16"; use "float16" or "float32"'
         )
 
 

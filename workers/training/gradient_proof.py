@@ -1,4 +1,4 @@
-"""Holds the gradient of one step on all devices against that of one device on the whole batch.
+"""Compares the gradient of one step on all devices with that of one device on the whole batch.
 
 It is done in the first step in which devices have unequal numbers of rows. The batches of all ranks travel to rank 0,
 which computes the gradient on a copy of the model that no rank or wrapper has touched. The run itself is not changed:
@@ -53,7 +53,7 @@ class ProofOfGradients:
             )
             return False
         if self._alone is not None and not _copy_tensors(held, self._alone):
-            run.strategy.recorder.note(FIELD, "the model has other tensors than when it was built")
+            run.strategy.recorder.note(FIELD, "the model's tensors are not those with which it was built")
             self._alone = None
         self._batches = [batch for of_rank in gathered for batch in of_rank]
         self._scale = 1.0 if run.scaler is None else run.scaler.get_scale()

@@ -24,7 +24,7 @@ def complete_placement(model: nn.Module, placement: Mapping[str, Place]) -> dict
             raise KeyError(f"{path}: no such sub-module; the model has {_join_names(known)}")
         inside = next((other for other in placement if path.startswith(other + ".")), None)
         if inside is not None:
-            raise KeyError(f"{path}: lies inside {inside}, which has a device of its own; name one of them")
+            raise KeyError(f"{path}: lies inside {inside}, which has its own device; name one of them")
     return dict(_parts_below(model, "", placement))
 
 

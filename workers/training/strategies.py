@@ -32,7 +32,7 @@ _WHEN_BACKWARD = {
     "forward": 'mode "forward" has no backward',
 }
 Buckets = list[list[int]]
-DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
+DDP_UNMEASURED = "DistributedDataParallel of this torch does not report its own times"
 #: DistributedDataParallel is asked for its times in so many steps from the first on, and then in every tenth: the
 #: question costs it more than all else that is observed of a step.
 DDP_ASKED = 10
@@ -251,7 +251,7 @@ def _find_straggler(spec: JobSpec, context: RankContext) -> PlantedSlowness | No
     found = find_straggler(spec, context)
     if found is not None and found.where == "input" and len(context.devices) > 1 and context.device_kind == "cuda":
         raise RejectedByWorker(
-            'program.straggler.where: on cuda, DataParallel sends the shards to all devices at once; take "forward"'
+            'program.straggler.where: on cuda, DataParallel sends the shards to all devices at once; use "forward"'
         )
     return found
 

@@ -81,7 +81,7 @@ def _checked_url(text: str, setting: str) -> str:
     except (httpx.InvalidURL, ValueError):
         raise ValueError(f"{setting} is not a URL") from None
     if not is_safe_url(url):
-        raise ValueError(f"{setting} must begin with https:// (http:// is for localhost alone)")
+        raise ValueError(f"{setting} must begin with https:// (http:// is for localhost only)")
     if url.userinfo or url.query or url.fragment:
         raise ValueError(f"{setting} must have no user, no query and no fragment")
     return text

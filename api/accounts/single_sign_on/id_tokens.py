@@ -1,4 +1,4 @@
-"""ID tokens: who signed in, as the identity provider says and proves."""
+"""ID tokens: who has signed in, as the identity provider asserts and proves."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping

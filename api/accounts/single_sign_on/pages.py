@@ -1,4 +1,4 @@
-"""Pages that a browser gets from the routes of single sign-on: a person comes there, so an error is for people. Others
+"""Pages that a browser gets from the routes of single sign-on: a person sees them, so errors are for people. Others
 get it as they get all errors."""
 
 from collections.abc import Callable, Coroutine

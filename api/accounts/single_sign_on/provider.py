@@ -128,9 +128,9 @@ class IdentityProvider:
             return {}
         status, found = await self._send("GET", url, {"Authorization": f"Bearer {token}"})
         if status != httpx.codes.OK:
-            raise _unavailable(f"it did not say what it knows of somebody (status {status})")
+            raise _unavailable(f"it returned no information about the user (status {status})")
         if found.get("sub") != subject:
-            raise SignInFailed("the identity provider speaks of somebody else; sign in again")
+            raise SignInFailed("the identity provider returned a different user; sign in again")
         return found
 
     async def metadata(self) -> ProviderMetadata:
@@ -245,9 +245,9 @@ def _require_safe(text: str) -> None:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
-        raise _unavailable("its discovery document has something that is no URL") from None
+        raise _unavailable("its discovery document has something that is not a URL") from None
     if not is_safe_url(url):
-        raise _unavailable(f"its discovery document names {url.host}, which would be spoken to without TLS")
+        raise _unavailable(f"its discovery document names {url.host}, which would be reached without TLS")
 
 
 def _unavailable(why: str) -> Unavailable:

@@ -1,4 +1,4 @@
-"""Routes of single sign-on: two that a browser passes through, two for command lines, and one that tells of them."""
+"""Routes of single sign-on: two that a browser passes through, two for command lines, and one that lists them."""
 
 from typing import Annotated
 
@@ -37,7 +37,7 @@ async def begin(
     sign_on: ServiceDep,
     next_path: Annotated[str, Query(alias="next", description="page of this service to come back to")] = "/",
 ) -> Response:
-    """Sends a browser to the identity provider, with a cookie that its way back is checked against."""
+    """Sends a browser to the identity provider, with a cookie against which its return is checked."""
     pending, url = await sign_on.begin_sign_in(next_path, _address_of(request))
     config = sign_on.require_config()
     answer = Response(status_code=303, headers=HEADERS | {"Location": url})
@@ -74,7 +74,7 @@ async def finish(request: Request, sign_on: ServiceDep) -> Response:
     **describe("Begin a sign-in of a command line", DeviceSignIn, refuses=("not_found", "rate_limited", "unavailable")),
 )
 async def begin_device(request: Request, sign_on: ServiceDep) -> Response:
-    """The code that somebody enters at the identity provider, and where."""
+    """The code that the user enters at the identity provider, and where."""
     begun = await sign_on.begin_device_sign_in(_address_of(request))
     return responses.json_response(begun, 200, {"Cache-Control": "no-store"})
 

@@ -47,7 +47,7 @@ _WAITING: Final = {"authorization_pending": "pending", "slow_down": "slow_down"}
 _REFUSALS: Final[Mapping[str, str]] = {
     "access_denied": "the sign-in was denied at the identity provider",
     "expired_token": "the code has expired; begin again",
-    "invalid_grant": "the identity provider does not accept the code: it was used already, or has expired; begin again",
+    "invalid_grant": "the identity provider rejects the code: it has already been used or has expired; begin again",
 }
 
 
@@ -112,12 +112,12 @@ class SingleSignOnService:
         pending = parse_cookie(cookie)
         if pending is None or not tokens.same_text(pending.state, query.get("state", "")):
             raise SignInFailed(
-                f"this sign-in did not begin in this browser, or was overtaken by another; begin at {config.public_url}"
+                f"this sign-in did not begin in this browser, or a newer one replaced it; begin at {config.public_url}"
             )
         if pending.is_expired(time.time()):
             raise SignInFailed("the sign-in took too long; begin again")
         if query.get("iss", config.issuer) != config.issuer:
-            raise SignInFailed("the answer is another identity provider's; begin again")
+            raise SignInFailed("the answer comes from another identity provider; begin again")
         if "error" in query:
             raise _refusal(query["error"])
         code = query.get("code", "")

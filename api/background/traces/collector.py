@@ -1,4 +1,4 @@
-"""Sends spans to a collector by the exporter of OpenTelemetry's library, and says what became of them."""
+"""Sends spans to a collector with the exporter of OpenTelemetry's library, and reports what became of them."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whether traces are sent: OpenTelemetry's own variables say so, and where to. All others of them are its library's."""
+"""Whether traces are sent: OpenTelemetry's own variables say so, and where to. Its library reads all the others."""
 
 import os
 from collections.abc import Mapping

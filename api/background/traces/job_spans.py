@@ -1,4 +1,4 @@
-"""The spans of a job that has ended, of what the store has about it.
+"""The spans of a job that has ended, made from what the store has about it.
 
     job                                 from its submission to its end
     ├── queued                          from the submission, or the end of the attempt before, to the dispatch

@@ -1,4 +1,4 @@
-"""Compresses large answers, where the client can read that.
+"""Compresses large answers, if the client accepts that.
 
 Starlette's middleware decides what is compressed: no parts of files, nothing that is compressed already, no stream of
 events. Large answers are compressed in a thread. Answers to status polls are small, and never pass here.

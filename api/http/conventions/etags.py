@@ -27,7 +27,7 @@ def require_tag(header: str, body: bytes) -> None:
     PreconditionFailed: an If-Match header does not have the tag of what is there now.
     """
     if not has_tag(header, make_tag(body)):
-        raise PreconditionFailed("this is not as it was any more; read it again, and decide again")
+        raise PreconditionFailed("this has changed meanwhile; read it again, and decide again")
 
 
 class TagMiddleware:

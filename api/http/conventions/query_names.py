@@ -36,7 +36,7 @@ def refuse_unknown_parameters(request: Request) -> None:
         if name not in known:
             wrong[name] = FieldError(show_name(name), unknown_name(name, known, "parameter"))
         elif name in seen:
-            wrong[name] = FieldError(name, "given more than once; leave it out but for one")
+            wrong[name] = FieldError(name, "given more than once; give it only once")
         seen.add(name)
     if wrong:
         found = tuple(wrong.values())[:MAX_REPORTED_ERRORS]

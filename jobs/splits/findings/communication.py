@@ -96,7 +96,7 @@ def find_needless_division(measures: Measures, run: TimedRun) -> list[Finding]:
             "more-devices-are-slower",
             "warning" if together_ms >= LONGER_WARNING * alone_ms and not run.virtual else "info",
             f"one device would need {alone_ms:.3g} ms for a step, these {devices} need {together_ms:.3g} ms: copying "
-            f"the model, the batch and the outputs takes {copying_ms:.3g} ms, and {spared_ms:.3g} ms are won",
+            f"the model, the batch and the outputs takes {copying_ms:.3g} ms, and {spared_ms:.3g} ms are saved",
             "run it on 1 device, or divide larger batches",
             numbers={
                 "one_device_ms": round(alone_ms, 4),

@@ -1,4 +1,4 @@
-"""What findings about time need to know of a run beside its times."""
+"""What findings about time need to know about a run besides its times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

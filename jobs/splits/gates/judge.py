@@ -1,4 +1,4 @@
-"""Holds a split report against limits: what keeps them, what breaks them, and what is too noisy to be judged.
+"""Checks a split report against limits: what keeps them, what breaks them, and what is too noisy to be judged.
 
 Rows, idle devices, memory and findings are counted, so a limit is kept or broken. Times were measured: the windows of a
 run (`step_times`) say between which limits a figure lies with 95 % certainty (`shardyard.contract.measuring`). Where
@@ -147,7 +147,7 @@ def _advise(found: Interval, limit: float) -> str:
     width = found.high - found.estimate if limit > found.estimate else found.estimate - found.low
     times = (width / distance) ** 2 if distance else MAX_ADVISED + 1
     if times > MAX_ADVISED:
-        return "the figure is as good as the limit: choose another one"
+        return "the figure is practically at the limit: choose another limit"
     return f"about {max(2, round(times))} times as many steps, or a quieter machine, would tell"
 
 

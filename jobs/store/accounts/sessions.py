@@ -1,4 +1,4 @@
-"""Sessions of the dashboard: a browser holds a random id in place of a token, and Redis knows whose it is.
+"""Sessions of the dashboard: a browser holds a random id instead of a token, and Redis knows whose it is.
 
 Redis keeps the SHA-256 of the id. A session ends by itself; it is good only as long as its token is, with the secret
 that it had when the session began. The proof of that is made with the session's id, which Redis has not: an operator's

@@ -1,4 +1,4 @@
-"""Calls on webhooks: what tenants want to hear of, and what is to be sent to them."""
+"""Calls on webhooks: what tenants want to be notified of, and what is to be sent to them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -330,7 +330,7 @@ def post_test(tenant: str, webhook: str) -> Call[str]:
         if status == "inactive":
             raise Conflict("the webhook is not active; activate it first (PATCH with active: true)")
         if status == "full":
-            raise WebhookQuota("too much waits for your webhooks already; see their deliveries, or remove one")
+            raise WebhookQuota("too many deliveries already wait for your webhooks; look at them, or remove a webhook")
         return delivery
 
     return call_function("post_test", decode, tenant=tenant, id=webhook)

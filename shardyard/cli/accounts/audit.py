@@ -28,14 +28,14 @@ def audit_command(
     since: Annotated[
         str | None, typer.Option(help="From this time on: 90s, 10m, 2h, 1d ago, or 2026-01-31T12:00.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Until before this time, given likewise.")] = None,
+    until: Annotated[str | None, typer.Option(help="Before this time, in the same format.")] = None,
     action: Annotated[list[str] | None, typer.Option(help="Such as job_submitted; may be repeated.")] = None,
     tenant: Annotated[str | None, typer.Option(help="For operators; others see their own tenant.")] = None,
-    by: Annotated[str | None, typer.Option(metavar="TOKEN", help="Id of the token that did it.")] = None,
+    by: Annotated[str | None, typer.Option(metavar="TOKEN", help="Id of the token that was used.")] = None,
     newest: Annotated[
-        int, typer.Option("-n", min=1, max=100_000, help="Without --since: so many entries, the newest.")
+        int, typer.Option("-n", min=1, max=100_000, help="Without --since: how many of the newest entries.")
     ] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print entries as they come.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print new entries as they arrive.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each entry as a line of JSON.")] = False,
     no_color: NoColor = False,
     url: Url = None,

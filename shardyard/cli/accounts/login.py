@@ -28,7 +28,8 @@ EXAMPLES = "\n\n".join(
 def login_command(url: Url = None) -> None:
     """Sign in with the account of your organisation, in a browser on any machine.
 
-    The token that this gives is stored for the service's address, and ends by itself. The service needs single sign-on.
+    The token that this gives is stored for the service's address, and expires by itself. The service needs single
+    sign-on.
     """
     from shardyard.client import sign_in_endpoints
     from shardyard.client.connection import default_data_dir
@@ -47,9 +48,9 @@ def login_command(url: Url = None) -> None:
 
 
 def logout_command(url: Url = None) -> None:
-    """End what `shardyard login` made: its token is revoked at the service, and forgotten here.
+    """End the login that `shardyard login` made: its token is revoked at the service, and forgotten here.
 
-    Where the service does not answer, the token is only forgotten, and stays good until it ends by itself.
+    If the service does not answer, the token is only forgotten, and stays valid until it expires by itself.
     """
     from shardyard.client import sign_in_endpoints
     from shardyard.client.connection import default_data_dir

@@ -50,8 +50,10 @@ def show_command(
 def set_command(
     tenant: Tenant,
     jobs: Annotated[int | None, typer.Option(help="Jobs that have not ended.", show_default=False)] = None,
-    running: Annotated[int | None, typer.Option(help="Jobs that run at a time.", show_default=False)] = None,
-    devices: Annotated[int | None, typer.Option(help="Devices that they have at a time.", show_default=False)] = None,
+    running: Annotated[int | None, typer.Option(help="Jobs that run at the same time.", show_default=False)] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="Devices that they have at the same time.", show_default=False)
+    ] = None,
     device_hours: Annotated[
         float | None, typer.Option(help="Device-hours within the window.", show_default=False)
     ] = None,
@@ -93,7 +95,7 @@ def set_command(
 
 @app.command("remove")
 def remove_command(tenant: Tenant, token_id: TokenId = None, url: Url = None, token: Token = None) -> None:
-    """Take the quota of a tenant, or of one of its tokens, away."""
+    """Remove the quota of a tenant, or of one of its tokens."""
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:

@@ -22,7 +22,7 @@ MAX_VALUE_BYTES, MAX_LINE_END = 65_536, 2
 #: What is shorter is not looked for in what jobs print (`workers.supervisor.redaction`).
 MIN_HIDDEN = 8
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What jobs call it.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name by which jobs refer to it.", show_default=False)]
 
 
 @app.command("put")
@@ -37,7 +37,7 @@ def put_command(
 ) -> None:
     """Store a secret, or replace it: its value comes from standard input, from a file, or from you, unseen.
 
-    The end of the last line is not a part of it. It is no argument, because others can see those of a process.
+    The end of the last line is not a part of it. It is not an argument, because others can see those of a process.
     """
     from shardyard.client import endpoints
 
@@ -49,7 +49,7 @@ def put_command(
         client.call(call)
     print(f"{name} is stored; jobs name it with --secret VARIABLE={name}")
     if len(value) < MIN_HIDDEN:
-        print(f"! it is shorter than {MIN_HIDDEN} characters, so it is not hidden in what jobs print", file=sys.stderr)
+        print(f"! it is shorter than {MIN_HIDDEN} characters, so it is not redacted in job output", file=sys.stderr)
     return None
 
 
@@ -70,7 +70,7 @@ def _print_secrets(found: "SecretList") -> None:
 
 @app.command("rm")
 def remove_command(name: Name, url: Url = None, token: Token = None) -> None:
-    """Delete a secret. Jobs that name it cannot start any more; what runs keeps its value."""
+    """Delete a secret. Jobs that name it can no longer start; running jobs keep its value."""
     with connect_client(url, token) as client:
         client.delete_secret(name)
     print(f"{name} is deleted")
@@ -80,7 +80,7 @@ def remove_command(name: Name, url: Url = None, token: Token = None) -> None:
 def new_key_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="SHARDYARD_SECRET_KEY_FILE of your service.")],
 ) -> None:
-    """For operators: put a new key into the file that encrypts everybody's secrets, which is made if need be."""
+    """For operators: put a new key into the file that encrypts everybody's secrets, which is created if needed."""
     require_server("secret new-key")
     from shardyard.service.secret_key_file import add_new_key
 

@@ -30,7 +30,7 @@ def share_command(
 ) -> None:
     """Show what tenants have used of the pools, or set the weight of one.
 
-    Among jobs of one priority, those of the tenant go first that has used the least for its weight. Use counts in
+    Among jobs of the same priority, those of the tenant that has used the least for its weight go first. Use counts in
     device-seconds of a pool; that of a day ago counts half.
     """
     from shardyard.client import endpoints

@@ -21,7 +21,7 @@ def create_command(
     scope: Annotated[
         list[str],
         typer.Option(
-            help="read, submit, priority (jobs before those of others) or admin, may be repeated; or node alone."
+            help="read, submit, priority (jobs ahead of those of others) or admin; may be repeated. Or node, alone."
         ),
     ] = ["read", "submit"],  # noqa: B006
     tenant: Annotated[
@@ -29,7 +29,7 @@ def create_command(
     ] = None,
     node: Annotated[
         str | None,
-        typer.Option(help="With --scope node: the node that brings its files with the token.", show_default=False),
+        typer.Option(help="With --scope node: the node that uploads its files with the token.", show_default=False),
     ] = None,
     url: Url = None,
     token: Token = None,

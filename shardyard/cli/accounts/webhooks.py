@@ -24,21 +24,21 @@ WebhookId = Annotated[
 ]
 Events = Annotated[
     list[str] | None,
-    typer.Option("--event", help="A kind of events: job.failed, node.*; may be repeated.", show_default=False),
+    typer.Option("--event", help="A kind of event, such as job.failed or node.*; may be repeated.", show_default=False),
 ]
 
-Repo = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Of github: the repository.", show_default=False)]
+Repo = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="For github: the repository.", show_default=False)]
 TokenSecret = Annotated[
     str | None,
     typer.Option(
         metavar="SECRET",
-        help="Of github: the secret (`shardyard secret put`) with a token that may write statuses of commits.",
+        help="For github: the secret (`shardyard secret put`) with a token that may write commit statuses.",
         show_default=False,
     ),
 ]
 Recipients = Annotated[
     list[str] | None,
-    typer.Option(metavar="MAIL", help="Of email: a recipient; may be repeated.", show_default=False),
+    typer.Option(metavar="MAIL", help="For email: a recipient; may be repeated.", show_default=False),
 ]
 
 ADD_EXAMPLES = "\n\n".join(
@@ -48,13 +48,13 @@ ADD_EXAMPLES = "\n\n".join(
         "shardyard webhook add https://hooks.slack.com/services/... --format slack",
         "shardyard webhook add https://pager.example.com/x --event 'node.*' --event 'device.*'",
         "shardyard webhook add --to ml-team@example.com --event job.failed     a mail",
-        "shardyard webhook add --repo acme/vision --token-secret github-token  statuses of the commits that jobs name",
+        "shardyard webhook add --repo acme/vision --token-secret github-token  statuses on the commits that jobs name",
     )
 )
 DELIVERIES_EXAMPLES = "\n\n".join(
     (
         "[bold]Examples[/]",
-        "shardyard webhook deliveries WEBHOOK              those that wait, have arrived, or were given up",
+        "shardyard webhook deliveries WEBHOOK              those that wait, have arrived or were given up",
         "shardyard webhook deliveries WEBHOOK --state dead",
         "shardyard webhook redeliver WEBHOOK DELIVERY      send one of them again",
         "shardyard webhook redeliver WEBHOOK --dead        send all dead letters again, the oldest first",
@@ -71,7 +71,9 @@ def add_command(
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", help="json, which is signed; slack, github, or email; by what is given.", show_default=False
+            "--format",
+            help="json (signed), slack, github or email; by default it follows from the other options.",
+            show_default=False,
         ),
     ] = None,
     repo: Repo = None,
@@ -103,7 +105,7 @@ def _print_new(made: "NewWebhook") -> None:
 
 @app.command("list")
 def list_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List webhooks, and how they fare."""
+    """List webhooks, and how their deliveries went."""
     from shardyard.client import endpoints
 
     print_answer(endpoints.list_webhooks(), _print_webhooks, url, token, as_json)
@@ -169,7 +171,9 @@ def change_command(
     name: Annotated[str | None, typer.Option(help="Another name.", show_default=False)] = None,
     active: Annotated[
         bool | None,
-        typer.Option("--on/--off", help="Whether it gets events; what waits for it stays.", show_default=False),
+        typer.Option(
+            "--on/--off", help="Whether it gets events; deliveries that wait for it are kept.", show_default=False
+        ),
     ] = None,
     url: Url = None,
     token: Token = None,
@@ -191,8 +195,8 @@ def rotate_command(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="How long deliveries are signed with the older secret as well; by default a day. 0: others may know "
-            "it.",
+            help="How long deliveries are also signed with the old secret; a day by default. 0: not at all, if "
+            "others may know it.",
             show_default=False,
         ),
     ] = None,
@@ -208,12 +212,12 @@ def rotate_command(
 
 def _print_rotated(found: "NewWebhook") -> None:
     print(f"secret: {found.secret}")
-    print(f"deliveries have a signature with the older one as well until {formatting.local_time(found.former_until)}")
+    print(f"deliveries are also signed with the old one until {formatting.local_time(found.former_until)}")
 
 
 @app.command("remove")
 def remove_command(webhook: WebhookId, url: Url = None, token: Token = None) -> None:
-    """Delete a webhook, and what waits for it."""
+    """Delete a webhook, and the deliveries that wait for it."""
     with connect_client(url, token) as client:
         client.delete_webhook(webhook)
     print(f"{webhook} is deleted")
@@ -221,7 +225,7 @@ def remove_command(webhook: WebhookId, url: Url = None, token: Token = None) -> 
 
 @app.command("test")
 def try_command(webhook: WebhookId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Send an event of the kind webhook.test, and wait for what becomes of it."""
+    """Send an event of the kind webhook.test, and wait for the outcome."""
     with connect_client(url, token) as client:
         found = _await_delivery(client, webhook, client.test_webhook(webhook))
         if as_json:
@@ -236,7 +240,7 @@ def try_command(webhook: WebhookId, url: Url = None, token: Token = None, as_jso
         return None
     problem = found.problem or "it is on its way"
     where = f"`shardyard webhook deliveries {webhook}`"
-    raise Unavailable(f"the test has not arrived: {problem}; it is tried again ({where} shows it)")
+    raise Unavailable(f"the test has not arrived: {problem}; it will be tried again ({where} shows it)")
 
 
 def _await_delivery(client: "Client", webhook: str, delivery: str) -> "DeliveryView":
@@ -255,7 +259,7 @@ def _await_delivery(client: "Client", webhook: str, delivery: str) -> "DeliveryV
 @app.command("deliveries", epilog=DELIVERIES_EXAMPLES)
 def deliveries_command(
     webhook: WebhookId,
-    state: Annotated[str, typer.Option(help="all, delivered, or dead: given up.")] = "all",
+    state: Annotated[str, typer.Option(help="all, delivered, or dead (given up).")] = "all",
     limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the newest first.")] = 50,
     url: Url = None,
     token: Token = None,
@@ -287,7 +291,7 @@ def redeliver_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Send a delivery again, or all that were given up. Receivers know them by their ids."""
+    """Send a delivery again, or all that were given up. Receivers recognise them by their ids."""
     if (delivery is None) is not dead:
         raise typer.BadParameter("give either the id of a delivery, or --dead")
     with connect_client(url, token) as client:

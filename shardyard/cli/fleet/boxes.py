@@ -75,7 +75,7 @@ def set_command(
 ) -> None:
     """Set what a pool demands of its nodes, and allows its jobs. What is not named stays as it is.
 
-    It counts for jobs that start from then on. A node that lacks the box takes no work, and stays in `shardyard nodes`.
+    It applies to jobs that start from then on. A node that lacks the box takes no work, and stays in `shardyard nodes`.
 
     shardyard pool set default --box full
 
@@ -111,7 +111,7 @@ def policy_lines(pool: "PoolView") -> Iterator[str]:
     if pool.preempt:
         yield f"jobs of {pool.name} give their devices to those of a higher priority"
     if not pool.nodes:
-        yield f"no node serves {pool.name} now; this counts for those that join it"
+        yield f"no node serves {pool.name} now; this applies to those that join it"
     yield from unboxed_lines([pool])
 
 

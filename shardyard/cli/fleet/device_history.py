@@ -32,7 +32,7 @@ def print_device_history(history: "DeviceHistory") -> None:
     if history.suspected is not None:
         out.print(f"It was {history.suspected}.", soft_wrap=True)
     if not history.lines:
-        out.print("No attempt has left anything about it yet.")
+        out.print("No attempt has recorded anything about it yet.")
         return
     listing = make_table("WHEN", "JOB", "#IN USE", "#PEERS", "#MS A ROW", "#TO PEERS", "", "ENDED")
     for line in history.lines:

@@ -37,7 +37,7 @@ def join_command(
         str,
         typer.Option(
             metavar="sha256:...",
-            help="Of the service's certificate; without it, an authority of this system must have signed that.",
+            help="Fingerprint of the service's certificate; without it, it must be signed by a CA of this system.",
             show_default=False,
         ),
     ] = "",
@@ -47,7 +47,7 @@ def join_command(
     ] = "",
     pool: Annotated[str, typer.Option(help="Pool that the devices belong to.", show_default="default")] = "",
     topology: Annotated[
-        str, typer.Option(metavar="LABEL", help="Where the machine stands, for example its rack.", show_default=False)
+        str, typer.Option(metavar="LABEL", help="Where the machine is, for example its rack.", show_default=False)
     ] = "",
     address: Annotated[
         str,
@@ -63,11 +63,11 @@ def join_command(
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Install a unit that runs the worker, and start it.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only look whether everything works.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check whether everything works.")] = False,
 ) -> None:
-    """Make a node of this machine: fetch what it needs from the service, check everything, and start the worker.
+    """Turn this machine into a node: fetch what it needs from the service, check everything, and start the worker.
 
-    May be run again at any time. The exit code is 1 where something is in the way.
+    May be run again at any time. The exit code is 1 if something is in the way.
     """
     require_server("join")
     from shardyard.service.joining import join
@@ -87,9 +87,9 @@ def join_command(
     if systemd:
         console.print(f"\nsystemd runs the worker: {join.install_service(options)}; `journalctl -u shardyard-worker`")
     elif join.is_running():
-        console.print("\nits worker runs here already; it has the settings that it was started with")
+        console.print("\nits worker already runs here, with the settings that it was started with")
     else:
-        console.print("\nthe worker starts; its log follows, and Ctrl-C ends it")
+        console.print("\nstarting the worker; its log follows, and Ctrl-C stops it")
         join.start_worker()
 
 
@@ -105,14 +105,14 @@ def invite_command(
         str | None,
         typer.Option(help="Name that the machine must join under; by default any.", show_default=False),
     ] = None,
-    expires: Annotated[str, typer.Option(help="How long the token is good: 30m, 12h, 7d at most.")] = "1d",
+    expires: Annotated[str, typer.Option(help="How long the token is valid: 30m, 12h, 7d at most.")] = "1d",
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print the command that makes a node of another machine, with a new token.
+    """Print the command that turns another machine into a node, with a new token.
 
-    Run it on the machine of `shardyard up --listen`, where the service's certificate is known. Who has the command can
-    join machines until the token expires, or is revoked (`shardyard token revoke`).
+    Run it on the machine of `shardyard up --listen`, where the service's certificate is known. Whoever has the command
+    can join machines until the token expires, or is revoked (`shardyard token revoke`).
     """
     require_server("invite")
     from shardyard.client.connection import find_service

@@ -141,7 +141,7 @@ def _print_pairs(pairs: list[NodePair], why: str, addresses: dict[str, str], lef
         out.print(table)
     if left_out > 0:
         out.print(
-            f"{formatting.count_noun(left_out, 'node')} of the pool were left out: {MAX_NODES} are tested at most"
+            f"{formatting.count_noun(left_out, 'node')} of the pool were left out: at most {MAX_NODES} are tested"
         )
     for pair in pairs:
         if pair.error:

@@ -71,7 +71,7 @@ def _engine_lines(pools: "Iterable[PoolView]") -> Iterator[str]:
         yield f"{pool.name} gets up to {nodes} of {engine.node_devices} devices from {engine.name} ({engine.provider})"
         if engine.silent:
             host = engine.provider.partition(":")[0]
-            yield f"  its provider is not heard of; start `shardyard provider` on {host} again"
+            yield f"  nothing is heard from its provider; start `shardyard provider` on {host} again"
         if engine.error:
             yield f"  {engine.error}"
         for block in engine.blocks:
@@ -84,20 +84,20 @@ def nodes_command(
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="Show what attempts have left about one device, such as host-a:cuda:3.",
+            help="Show what attempts have recorded about one device, such as host-a:cuda:3.",
             show_default=False,
         ),
     ] = None,
     box: Annotated[
-        bool, typer.Option("--box", help="Show of each node what its box gives a job, and why it lacks the rest.")
+        bool, typer.Option("--box", help="Show what each node's box gives a job, and why it lacks the rest.")
     ] = False,
     test: Annotated[
         bool,
-        typer.Option("--test", help="Measure latency and bandwidth between the nodes of a pool, by a job on them."),
+        typer.Option("--test", help="Measure latency and bandwidth between the nodes of a pool, with a job on them."),
     ] = False,
     pool: Annotated[
         str | None,
-        typer.Option(help="Of --test: the pool. Default: default.", show_default=False, autocompletion=complete_pools),
+        typer.Option(help="For --test: the pool. Default: default.", show_default=False, autocompletion=complete_pools),
     ] = None,
     url: Url = None,
     token: Token = None,
@@ -106,7 +106,7 @@ def nodes_command(
     """List nodes, their health, the box that they put around jobs, and the jobs on their devices. Devices that were
     slow lately are named.
 
-    shardyard nodes --history host-a:cuda:3    how fast it was beside its peers, and how its attempts ended
+    shardyard nodes --history host-a:cuda:3    how fast it was compared with its peers, and how its attempts ended
 
     shardyard nodes --box    what a job has for itself on each node
 
@@ -166,7 +166,7 @@ def drain_command(
     deadline: Annotated[
         str | None,
         typer.Option(
-            help="What still runs then moves to other nodes: seconds, or 90s, 10m, 2h, 1d; 0 at once.",
+            help="After this time, what still runs moves to other nodes: seconds, or 90s, 10m, 2h, 1d; 0: at once.",
             show_default=False,
         ),
     ] = None,

@@ -59,20 +59,25 @@ def gate_command(
         float | None, typer.Option(help="The most rows of a device over the mean of all.", show_default=False)
     ] = None,
     max_idle: Annotated[
-        int | None, typer.Option(help="Steps in which a device got nothing, of all devices.", show_default=False)
+        int | None,
+        typer.Option(help="Steps in which a device got nothing, summed over all devices.", show_default=False),
     ] = None,
     min_throughput: Annotated[
         float | None, typer.Option(help="Rows per second of all devices together.", show_default=False)
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of the device that needs most: bytes, or 500MiB, 8GiB.", show_default=False),
+        typer.Option(
+            metavar="SIZE",
+            help="Peak memory of the device that needs most: bytes, or 500MiB, 8GiB.",
+            show_default=False,
+        ),
     ] = None,
     no_finding: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CODES",
-            help="Findings that the report must not have, with commas between them; warning: any of that severity.",
+            help="Findings that the report must not have, comma-separated; warning: any of that severity.",
             show_default=False,
         ),
     ] = None,
@@ -105,8 +110,8 @@ def gate_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a job's report against limits, for CI: exit code 0 if it keeps all, 5 if it breaks one, 6 if noise does not
-    let it tell."""
+    """Check a job's report against limits, for CI: exit code 0 if it keeps all, 5 if it breaks one, 6 if it is too
+    noisy to tell."""
     form = parse_output(output, as_json)
     longest = _parse_timeout(timeout, wait)
     limits = {
@@ -135,7 +140,7 @@ def _parse_timeout(timeout: str | None, wait: bool) -> float | None:
     if timeout is None:
         return None
     if not wait:
-        raise InvalidRequest("--timeout is about --wait; add that, or leave it out")
+        raise InvalidRequest("--timeout needs --wait; add it, or leave --timeout out")
     return parse_seconds(timeout, "--timeout")
 
 
@@ -177,7 +182,7 @@ def _write_junit(file: Path, verdict: "GateVerdict", took_seconds: float) -> Non
     try:
         file.write_bytes(write_junit(verdict, took_seconds))
     except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file in a directory of yours") from error
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file that you can write") from error
 
 
 def _show_verdict(answer: Any, verdict: "GateVerdict", form: OutputForm, github: bool | None) -> None:

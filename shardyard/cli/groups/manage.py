@@ -133,7 +133,7 @@ def study_command(
     token: Token = None,
     no_color: NoColor = False,
 ) -> None:
-    """Download the study of a sweep that Optuna leads, as a journal that Optuna's tools open."""
+    """Download the study of a sweep that uses Optuna, as a journal that Optuna's tools open."""
     from shardyard.client.groups import endpoints
 
     with connect_client(url, token) as client:

@@ -42,17 +42,23 @@ Name = Annotated[
 ]
 Watch = Annotated[bool, typer.Option("--watch", help="Follow it until it has ended, and print its report.")]
 Metric = Annotated[
-    str, typer.Option(help="By what the best is chosen: loss, rows_per_second, metrics.<name> of an evaluation.")
+    str, typer.Option(help="What the best is chosen by: loss, rows_per_second, metrics.<name> of an evaluation.")
 ]
 Mode = Annotated[
-    str | None, typer.Option(metavar="min|max", help="Which is best.", show_default="min for loss, else max")
+    str | None,
+    typer.Option(
+        metavar="min|max", help="Whether the least or the largest value is best.", show_default="min for loss, else max"
+    ),
 ]
 
 
 def compare_command(
     file: SpecFile,
     strategies: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Of single, dp, ddp and fsdp.", show_default="the spec's")
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Some of single, dp, ddp and fsdp, comma-separated.", show_default="the spec's"
+        ),
     ] = None,
     devices: Annotated[
         str | None, typer.Option(metavar="LIST", help="Numbers of devices, such as 1,2,4.", show_default="the spec's")
@@ -69,7 +75,7 @@ def compare_command(
     as_json: AsJson = False,
     no_color: NoColor = False,
 ) -> None:
-    """Compare strategies and numbers of devices by short jobs with the same rows in each step.
+    """Compare strategies and numbers of devices with short jobs that have the same rows in each step.
 
     The jobs run one after another. The report has throughput, memory, communication and loss of each, and recommends
     one of them, unless the measurements are too noisy to tell.
@@ -102,18 +108,18 @@ def sweep_command(
     file: SpecFile,
     values: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=LIST", help="Values of a field, with commas; may be repeated."),
+        typer.Option("--set", metavar="FIELD=LIST", help="Values of a field, comma-separated; may be repeated."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
         typer.Option(
-            "--range", metavar="FIELD=MIN:MAX[:log]", help="Draw values of a field from here; may be repeated."
+            "--range", metavar="FIELD=MIN:MAX[:log]", help="Draw values of a field from this range; may be repeated."
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Draw so many.", show_default="all combinations of the values")
+        int | None, typer.Option(min=1, help="How many to draw.", show_default="all combinations of the values")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same one draws the same values.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same values.")] = None,
     search: Annotated[
         str | None,
         typer.Option(
@@ -135,7 +141,7 @@ def sweep_command(
     as_json: AsJson = False,
     no_color: NoColor = False,
 ) -> None:
-    """Run a spec with several values of its fields: all combinations, or so many drawn at random."""
+    """Run a spec with several values of its fields: all combinations, or a number of them drawn at random."""
     from shardyard.client.groups import endpoints
 
     choices: dict[str, Any] = _read_grid(values or (), "--set")
@@ -184,7 +190,7 @@ def _read_counts(words: str) -> list[int]:
     try:
         return [int(word) for word in _split(words)]
     except ValueError:
-        raise InvalidRequest(f"--devices {words}: whole numbers with commas, such as 1,2,4") from None
+        raise InvalidRequest(f"--devices {words}: comma-separated whole numbers, such as 1,2,4") from None
 
 
 def _read_grid(options: Sequence[str], option: str) -> dict[str, list[Any]]:
@@ -204,7 +210,7 @@ def _read_values(words: str) -> list[Any]:
         try:
             listed = json.loads(words)
         except ValueError as error:
-            raise InvalidRequest(f"{words}: is no JSON list: {error}") from None
+            raise InvalidRequest(f"{words}: is not a JSON list: {error}") from None
         return list(listed)
     return [_read_value(word) for word in _split(words)]
 

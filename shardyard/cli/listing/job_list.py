@@ -59,7 +59,7 @@ Name = Annotated[
     str | None, typer.Option(help="Only jobs of this name.", show_default=False, autocompletion=complete_names)
 ]
 Search = Annotated[
-    str | None, typer.Option(help="Only jobs with this in their id, name or a label.", show_default=False)
+    str | None, typer.Option(help="Only jobs with this text in their id, name or a label.", show_default=False)
 ]
 Since = Annotated[
     str | None,
@@ -69,7 +69,7 @@ Sort = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="Sort by a column; with - in front in the other order: "
+        help="Sort by a column; a leading - reverses the order: "
         f"{', '.join((*SORTED, *EXTRA))}, metrics.NAME, spec.FIELD.",
         show_default="created",
         autocompletion=lambda incomplete: [

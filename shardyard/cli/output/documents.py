@@ -49,7 +49,7 @@ def parse_output(given: str | None, as_json: bool = False) -> OutputForm:
     """The form that `-o` and `--json` name. Raises InvalidRequest."""
     name, equals, path = (given or ("json" if as_json else "table")).partition("=")
     if as_json and name != "json":
-        raise InvalidRequest(f"--json and -o {given} name two forms; give one of them")
+        raise InvalidRequest(f"--json and -o {given} name two formats; give one of them")
     if name == "jsonpath" and path:
         return OutputForm(name, parse_json_path(path))
     if equals or name not in ("table", "wide", "json", "yaml"):

@@ -35,8 +35,8 @@ def parse_json_path(expression: str) -> list[Part]:
         found = _PART.match(text, place)
         if found is None:
             raise InvalidRequest(
-                f"jsonpath {expression!r}: {text[place:]!r} is no part of a path; there are .name, ['name'], [0], [-1] "
-                "and [*], as in {.jobs[*].id}"
+                f"jsonpath {expression!r}: {text[place:]!r} is not part of a path; there are .name, ['name'], [0], "
+                "[-1] and [*], as in {.jobs[*].id}"
             )
         if found["index"] is not None:
             parts.append(int(found["index"]))

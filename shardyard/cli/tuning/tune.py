@@ -104,7 +104,7 @@ def _numbers(given: str | None, option: str) -> list[int]:
     """Raises InvalidRequest."""
     parts = _split(given)
     if not all(part.isascii() and part.isdigit() and 0 < int(part) <= MAX_STEPS for part in parts):
-        raise InvalidRequest(f"{option} {given}: whole numbers above 0 with commas between them, such as 1,2,4")
+        raise InvalidRequest(f"{option} {given}: comma-separated whole numbers above 0, such as 1,2,4")
     return [int(part) for part in parts]
 
 
@@ -131,7 +131,7 @@ def _print_choice(out: "Console", file: str, spec: dict[str, Any], search: "Sear
     out.print(f"\n{choice.reason}. {len(search.trials)} runs took {used:,} of {search.budget:,} steps.")
     if choice.chosen.rows >= MUCH_LARGER * rows_of_step(spec):
         times = choice.chosen.rows / rows_of_step(spec)
-        out.print(f"A step has {times:.3g} times the rows that it had: another learning rate may be needed.")
+        out.print(f"A step has {times:.3g} times as many rows as before: another learning rate may be needed.")
     options = " ".join(f"--set {change}" for change in list_changes(spec, choice.chosen))
     out.print(f"\nshardyard submit {file} {options}", soft_wrap=True)
 

@@ -58,7 +58,7 @@ class AsyncGroupMethods:
     ) -> groups.Sweep:
         """Run a spec with each combination of the values of a grid, or with values drawn at random, by the paths of
         their fields. Options: trials, seed, search, metric, mode, max_concurrent, steps, name. `search="optuna"`: the
-        values of `random` are chosen by the trials that have ended."""
+        values of `random` are chosen from the trials that have ended."""
         return await self.call(endpoints.sweep(spec, grid=grid, random=random, key=key, **options))
 
     async def sweeps(self, *, limit: int | None = None, cursor: str | None = None) -> groups.SweepList:

@@ -60,7 +60,7 @@ class GroupMethods:
     ) -> groups.Sweep:
         """Run a spec with each combination of the values of a grid, or with values drawn at random, by the paths of
         their fields. Options: trials, seed, search, metric, mode, max_concurrent, steps, name. `search="optuna"`: the
-        values of `random` are chosen by the trials that have ended."""
+        values of `random` are chosen from the trials that have ended."""
         return self.call(endpoints.sweep(spec, grid=grid, random=random, key=key, **options))
 
     def sweeps(self, *, limit: int | None = None, cursor: str | None = None) -> groups.SweepList:

@@ -26,7 +26,7 @@ from shardyard.render.text_tables import format_measure
 
 #: Trials in the table of a page.
 _MOST = 200
-_NO_CURVES = "No job has told of its loss yet."
+_NO_CURVES = "No job has reported its loss yet."
 
 
 def draw_comparison(report: ComparisonReport) -> str:

@@ -1,4 +1,4 @@
-"""Makes a back-up of a service, which may run meanwhile."""
+"""Makes a back-up of a service, which may keep running."""
 
 import os
 import time

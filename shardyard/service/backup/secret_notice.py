@@ -1,4 +1,4 @@
-"""What a back-up and a restore say of users' secrets: a back-up has them encrypted, and never the key."""
+"""What a back-up and a restore say about users' secrets: a back-up has them encrypted, and never the key."""
 
 from pathlib import Path
 

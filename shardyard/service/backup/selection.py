@@ -1,4 +1,4 @@
-"""Which entries of the storage directory belong into a back-up.
+"""Which entries of the storage directory belong in a back-up.
 
 Not what is still being written, and nothing of an attempt that Redis did not know of: after a restore the same number
 is given again, and its files must not be there. So it is with checkpoints; of those that Redis did not know of yet the

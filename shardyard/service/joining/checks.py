@@ -1,4 +1,4 @@
-"""What is looked at before a machine works as a node: each check says what it found, and what to do where that is bad.
+"""Checks before a machine works as a node: each says what it found, and what to do if that is bad.
 
 `failed` keeps the worker from starting, `doubtful` does not. What nobody here can find out is a row as well.
 """
@@ -120,14 +120,14 @@ def check_redis(what: str, url: str, advice_for: str) -> Check:
             what,
             CheckResult.FAILED,
             f"{where} refuses the password of {advice_for}: {error}",
-            "run the newest `shardyard join` command: the service has other passwords than this machine was given",
+            "run the newest `shardyard join` command: the service's passwords are not those that this machine got",
         )
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
         return Check(
             what,
             CheckResult.FAILED,
             f"{where}: {error}",
-            "run the newest `shardyard join` command: the service has other certificates than this machine knows"
+            "run the newest `shardyard join` command: the service's certificates are not those that this machine got"
             if "CERTIFICATE_VERIFY" in str(error)
             else f"let this machine reach TCP port {place['port']} of {place['host']} in the firewalls between them",
         )
@@ -160,7 +160,7 @@ def check_storage(settings: Settings) -> Check:
     except (RemoteError, ValueError, OSError) as error:
         return Check("storage", CheckResult.FAILED, str(error), "run the newest `shardyard join` command again")
     if not same:
-        return Check("storage", CheckResult.FAILED, "a file came back with other bytes", "look at what is between")
+        return Check("storage", CheckResult.FAILED, "a file came back with different bytes", "look at what is between")
     speeds = (len(body) / 1e6 / max(seconds, 1e-6) for seconds in (sent - began, read - sent))
     return Check("storage", CheckResult.PASSED, "1 MiB there at {:.0f} MB/s, back at {:.0f} MB/s".format(*speeds))
 
@@ -242,7 +242,7 @@ def _compare_torch(here: str, there: str) -> Check:
             "torch",
             CheckResult.DOUBTFUL,
             f"{here} here, {there} on the service's machine",
-            "jobs over several nodes want the same version on all of them",
+            "jobs over several nodes need the same version on all of them",
         )
     return Check("torch", CheckResult.PASSED, here)
 

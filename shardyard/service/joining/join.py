@@ -1,4 +1,4 @@
-"""Joins this machine to a service: asks it for what a node needs, keeps that, looks whether all works, and starts."""
+"""Joins this machine to a service: asks it for what a node needs, stores that, checks that all works, and starts."""
 
 import asyncio
 import os
@@ -153,7 +153,7 @@ def _refusal(answer: httpx.Response) -> ShardyardError:
     try:
         said = str(answer.json()["detail"])[:500]
     except (ValueError, KeyError, TypeError):
-        said = f"what answers at {answer.url.host} is no Shardyard ({answer.status_code})"
+        said = f"what answers at {answer.url.host} is not Shardyard ({answer.status_code})"
     match answer.status_code:
         case 401:
             return Unauthenticated(

@@ -1,4 +1,4 @@
-"""HTTPS to a service whose certificate is known by its fingerprint alone: whose authority, nobody here knows yet."""
+"""HTTPS to a service whose certificate is known by its fingerprint alone: nobody here knows its authority yet."""
 
 import hmac
 import re
@@ -18,7 +18,7 @@ def split_address(url: str) -> SplitResult:
     parts = urlsplit(url if "//" in url else f"https://{url}")
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
         raise InvalidRequest(
-            f"{url[:200]!r} is no address to join: give https://HOST:PORT, as `shardyard up` prints it"
+            f"{url[:200]!r} is not an address to join: give https://HOST:PORT, as `shardyard up` prints it"
         )
     return parts
 
@@ -33,7 +33,7 @@ def trust_fingerprint(address: SplitResult, fingerprint: str) -> ssl.SSLContext:
     """
     text = fingerprint.strip().lower()
     if _FINGERPRINT.fullmatch(text) is None:
-        raise InvalidRequest("--fingerprint is no SHA-256: it is `sha256:` with 64 hexadecimal digits")
+        raise InvalidRequest("--fingerprint is not a SHA-256: it is `sha256:` with 64 hexadecimal digits")
     wanted = text.removeprefix("sha256:").replace(":", "")
     certificate = _fetch_certificate(address)
     found = sha256(certificate).hexdigest()

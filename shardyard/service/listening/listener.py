@@ -120,7 +120,7 @@ def open_listener(address: str, redis_port: int, data_dir: Path) -> Listener:
     Redis the next one; with 0, both get free ones.
 
     Raises:
-        ServiceError: it is no address of this machine, or one that others could not connect to; or there can be no
+        ServiceError: it is not an address of this machine, or one that others could not connect to; or there can be no
             certificates.
     """
     ip = resolve_own_address(address)
@@ -169,7 +169,9 @@ def resolve_own_address(address: str) -> str:
         try:
             probe.bind((str(ip), 0))
         except OSError as error:
-            raise ServiceError(f"--listen {address}: {ip} is no address of this machine: {error.strerror}") from error
+            raise ServiceError(
+                f"--listen {address}: {ip} is not an address of this machine: {error.strerror}"
+            ) from error
     return str(ip)
 
 

@@ -98,7 +98,7 @@ def test_cancel_takes_one_job_or_a_description_of_many(job: str, capsys: pytest.
     assert run("cancel", job) == 0
     assert run("resubmit", job) == 0
     assert run("cancel", "--pool", "elsewhere", "--yes") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "0 jobs cancelled, 0 more are being ended"
+    assert capsys.readouterr().out.splitlines()[-1] == "0 jobs cancelled, 0 more are being cancelled"
     assert run("cancel", "--all", "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out)["cancelled"] >= 1
 

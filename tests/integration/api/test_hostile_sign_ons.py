@@ -121,7 +121,7 @@ async def test_a_token_that_is_not_for_this_sign_in_opens_no_session(api: Api, p
 async def test_a_bad_answer_of_the_provider_is_explained(api: Api, provider: HostileProvider) -> None:
     answers: tuple[tuple[int, dict[str, Any], int, str], ...] = (
         (200, {}, 401, "no ID token"),
-        (400, {"error": "invalid_grant"}, 401, "used already"),
+        (400, {"error": "invalid_grant"}, 401, "already been used"),
         (400, {"error": "<script>"}, 401, "an unknown error"),
         (401, {"error": "invalid_client"}, 503, "does not accept this service"),
         (500, {}, 503, "status 500"),

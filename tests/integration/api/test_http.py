@@ -180,7 +180,7 @@ async def test_a_key_may_be_in_an_object_only_once(api: Api, method: str, path: 
         (
             {"resources": {"devices": 4, "nodes": 2}},
             "resources.nodes",
-            "at most 1 in pool 'default' with so many devices",
+            "at most 1 in pool 'default' with that many devices",
         ),
     ],
 )

@@ -145,7 +145,7 @@ async def test_the_code_of_a_link_signs_in_once_for_the_owner_of_the_token(api: 
     assert answer.status_code == 204, answer.text
     again = await api.client.post("/v1/sign-in", json=body, headers=OWN)
     assert (again.status_code, again.json()["code"]) == (401, "unauthenticated")
-    assert "used already" in again.json()["detail"]
+    assert "already been used" in again.json()["detail"]
     api.client.cookies.clear()
     me = await api.client.get("/v1/me", headers={"Cookie": cookie_of(answer).partition(";")[0]})
     assert me.json()["scopes"] == ["submit"]

@@ -179,7 +179,7 @@ async def test_the_way_back_works_once_and_in_the_browser_that_began_alone(api: 
     assert (await api.client.get("/v1/sign-in/oidc/callback", params=query, headers=headers)).status_code == 303
     api.client.cookies.clear()
     again = await api.client.get("/v1/sign-in/oidc/callback", params=query, headers=headers)
-    assert (again.status_code, "it was used already" in again.text) == (401, True)
+    assert (again.status_code, "it has already been used" in again.text) == (401, True)
 
 
 async def test_a_code_of_another_browsers_sign_in_is_refused_by_its_verifier(api: Api) -> None:

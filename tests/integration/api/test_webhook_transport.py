@@ -208,7 +208,7 @@ async def test_a_receiver_that_is_away_or_unknown_is_a_failure_that_says_so() ->
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        assert (await failure(transport(), f"http://hooks.test:{port}/")).problem == "it cannot be connected to"
+        assert (await failure(transport(), f"http://hooks.test:{port}/")).problem == "no connection to it could be made"
 
     async def unknown(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(-2, "Name or service not known")

@@ -190,7 +190,7 @@ def test_a_job_whose_secret_was_deleted_is_rejected_by_name(alone: Service) -> N
     record = alone.ended(job)
     assert (record.state, record.reason) == (JobState.FAILED, StateReason.REJECTED_BY_WORKER)
     assert record.message == (
-        "program.secrets.OTHER: there is no secret 'gone' any more; put it again (`shardyard secret put gone`) and "
+        "program.secrets.OTHER: the secret 'gone' no longer exists; put it again (`shardyard secret put gone`) and "
         "resubmit"
     )
 

@@ -1,4 +1,4 @@
-// The history of a device: how fast it was beside its peers, attempt by attempt, and how these ended.
+// The history of a device: how fast it was compared with its peers, attempt by attempt, and how these ended.
 
 import { useEffect, useState } from "preact/hooks";
 
@@ -57,7 +57,7 @@ export function DevicePage(props: { id: string }) {
           page of all devices.
         </div>
       )}
-      {history?.lines.length === 0 && <div class="notice">No attempt has left anything about this device yet.</div>}
+      {history?.lines.length === 0 && <div class="notice">No attempt has recorded anything about this device yet.</div>}
       {history && history.lines.length > 0 && (
         <section class="panel">
           <h2>

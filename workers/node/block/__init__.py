@@ -1,1 +1,1 @@
-"""Nodes that are there for a time: what an engine has allocated to them."""
+"""Temporary nodes: what an engine has allocated to them."""

@@ -1,4 +1,4 @@
-"""Carries what attempts have left whose supervisor is gone, and reports the ends that wait for that.
+"""Carries the remaining files of attempts whose supervisor is gone, and reports the ends that wait for them.
 
 A supervisor does not wait for a storage that is away. It leaves its journal (`workers.carrier.journal`) and the end of
 the attempt (`workers.supervisor.ending.pending_end`) to the node's agent, which renews the lease in its place: the

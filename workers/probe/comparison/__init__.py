@@ -1,1 +1,1 @@
-"""What is seen of a rank so that the report can compare it with other ranks."""
+"""What is observed in a rank so that the report can compare it with other ranks."""

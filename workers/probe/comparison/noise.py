@@ -1,4 +1,4 @@
-"""What a process draws random numbers from when its training begins: ranks may all leave out the same units.
+"""The state of a process's random generators when its training begins: ranks may all leave out the same units.
 
 No torch here."""
 

@@ -1,4 +1,4 @@
-"""Tells how a loss is made of its rows: as their mean, their sum, or in a way that does not show. No torch here.
+"""Tells how a loss is made from its rows: as their mean, their sum, or in a way that cannot be seen. No torch here.
 
 What is looked at are the nodes of autograd's graph next to the loss: arithmetic with single numbers, then the mean, the
 sum or the loss function (which keeps its `reduction`). Each number of rows is looked at once.

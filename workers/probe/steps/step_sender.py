@@ -41,7 +41,7 @@ NOTES_BY_KIND = {
     ],
     "ddp": [("per_device.comm_ms", "communication that backward does not hide, waiting for the slowest rank included")],
     "fsdp": [
-        ("per_device.comm_ms", "FSDP does not tell how long it communicates"),
+        ("per_device.comm_ms", "FSDP does not report how long it communicates"),
         ("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them"),
         ("per_device.backward_ms", "includes gathering parameters and reducing gradients, and waiting for other ranks"),
     ],

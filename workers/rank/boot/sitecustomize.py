@@ -1,4 +1,4 @@
-"""Run by every Python that a script's rank starts: lets the probe follow into it, should it import torch.
+"""Run by every Python that a script's rank starts: lets the probe follow into it if it imports torch.
 
 The rank has this directory first on PYTHONPATH. Until the program asks for torch, or for
 `shardyard.job`, this costs one look at each import; nothing of it may ever break the program, so

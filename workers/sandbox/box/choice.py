@@ -1,4 +1,4 @@
-"""Which box this node can put around its jobs, and why it lacks what it lacks: by trying to make one."""
+"""Which box this node can put around its jobs, and what that lacks and why: by trying to make one."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

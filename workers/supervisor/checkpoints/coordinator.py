@@ -251,12 +251,12 @@ def _find_defect(saves: Sequence[Saved]) -> str | None:
     names = [file.name for saved in saves for file in saved.files]
     for saved in saves:
         if len(saved.files) > MAX_FILES_OF_A_RANK:
-            return f"rank {saved.rank} saved {len(saved.files)} files; it may have {MAX_FILES_OF_A_RANK}"
+            return f"rank {saved.rank} saved {len(saved.files)} files; at most {MAX_FILES_OF_A_RANK} are allowed"
     odd = next((name for name in names if not is_rank_file(name)), None)
     if odd is not None:
-        return f"a rank called a file {_printable_text(odd)!r}, which it may not"
+        return f"a rank called a file {_printable_text(odd)!r}, which is not allowed"
     if not all(is_sha256(file.sha256) for saved in saves for file in saved.files):
-        return "a rank gave something else than the SHA-256 of a file"
+        return "a rank gave something other than the SHA-256 of a file"
     if len(set(names)) < len(names):
         return "two ranks gave the same name to a file"
     return None

@@ -1,12 +1,12 @@
-"""Has the scripts of a node wait with their next checkpoint while more is to be carried from there than may wait."""
+"""Makes the scripts of a node wait with their next checkpoint while too much is waiting to be carried from it."""
 
 from collections.abc import Callable
 
 from workers.rank.handle import RankHandle
 from workers.supervisor.carriage import AttemptCarriage
 
-FULL = "more than SHARDYARD_CARRY_BYTES is to be carried from here: job.checkpoint() waits"
-ROOM = "there is room again: job.checkpoint() goes on"
+FULL = "more than SHARDYARD_CARRY_BYTES is waiting to be carried from here: job.checkpoint() waits"
+ROOM = "there is room again: job.checkpoint() continues"
 
 
 class SaveHold:

@@ -202,7 +202,7 @@ def _decode_manifest(body: bytes) -> _ScriptManifest:
     for path, size, sha256 in saved.files:
         _check_path(path, directories)
         if path in known or size < 0 or not _SHA256.fullmatch(sha256):
-            raise DamagedCheckpoint(f"its manifest says of {path[:100]!r} values that are not possible")
+            raise DamagedCheckpoint(f"its manifest says of {path[:100]!r} impossible values")
         known.add(path)
     if not saved.files and not saved.directories:
         raise DamagedCheckpoint("it is empty")

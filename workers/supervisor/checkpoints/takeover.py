@@ -75,7 +75,7 @@ def _take_ownership(directory: int, name: str, size: int, uid: int | None) -> No
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise TakeoverRefused(f"{name} is not a regular file, or has other names too")
+            raise TakeoverRefused(f"{name} is not a regular file, or has hard links")
         if uid is not None and found.st_uid != uid:
             raise TakeoverRefused(f"{name} does not belong to the job's account")
         if found.st_size != size:

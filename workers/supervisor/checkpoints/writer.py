@@ -136,7 +136,8 @@ class CheckpointWriter:
         if not self._is_full:
             self._is_full = True
             self._messages.add_message(
-                "more than SHARDYARD_CARRY_BYTES is to be carried from here: training waits with its next checkpoint"
+                "more than SHARDYARD_CARRY_BYTES is waiting to be carried from here: training waits with its next "
+                "checkpoint"
             )
         return False
 

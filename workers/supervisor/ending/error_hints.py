@@ -57,7 +57,7 @@ REHEARSE_OR_MOVE = 'rehearse it on virtual devices ("rehearse": true, --rehearse
 
 def _no_gpu(_: re.Match[str], facts: FailureContext) -> str:
     if facts.rehearsing:
-        return "This part of the script reaches CUDA itself, which cannot be rehearsed: submit it to a pool with GPUs."
+        return "This part of the script calls CUDA directly, which cannot be rehearsed: submit it to a pool with GPUs."
     if facts.on_cuda:
         return (
             "PyTorch cannot use the GPUs that the job leases: its build has no CUDA, or the driver does not answer. "
@@ -108,7 +108,7 @@ def _other_device(_: re.Match[str], facts: FailureContext) -> str:
 
 
 SHARED_GPU = (
-    "Two ranks of the script use the same GPU: each must take the one of its own number "
+    "Two ranks of the script use the same GPU: each must use the one with its own local rank number "
     '(torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))).'
 )
 
@@ -142,13 +142,13 @@ def _other_hardware(found: re.Match[str], facts: FailureContext) -> str:
 
 MAIN_MEMORY = "The node's memory ran out: make the batch or the model smaller, or use fewer DataLoader workers."
 SHARED_MEMORY = (
-    "Shared memory (/dev/shm) ran out under the DataLoader's workers: use fewer workers or smaller batches, or let the "
-    "operator enlarge it (in a container: shm_size)."
+    "Shared memory (/dev/shm) ran out under the DataLoader's workers: use fewer workers or smaller batches, or ask the "
+    "operator to enlarge it (in a container: shm_size)."
 )
 LOST_WORKER = (
-    "A DataLoader worker was killed: by the lack of memory or of shared memory (/dev/shm), or by a crash in the data "
-    "set. Use fewer workers (num_workers=0 shows an error of the data set itself), or let the operator enlarge them "
-    "(in a container: shm_size)."
+    "A DataLoader worker was killed, for lack of memory or shared memory (/dev/shm), or by a crash in the data "
+    "set. Use fewer workers (num_workers=0 shows an error of the data set itself), or ask the operator to enlarge "
+    "them (in a container: shm_size)."
 )
 OPEN_FILES = (
     "Too many files are open: use fewer DataLoader workers, or "
@@ -198,8 +198,8 @@ def _no_file(found: re.Match[str], facts: FailureContext) -> str:
     if path.startswith("/"):
         return f"{path} does not exist on the node: put the file into the bundle, or name a path that the node sees."
     return (
-        f"{path} was not there. If it is a file of yours, it was not packed, or the script starts in another "
-        "directory than it expects (shardyard submit --dry-run shows both; --include adds files)."
+        f"{path} was not there. If it is a file of yours, it was not packed, or the script starts in a "
+        "different directory than it expects (shardyard submit --dry-run shows both; --include adds files)."
     )
 
 
@@ -246,7 +246,7 @@ NOT_A_MODULE = (
     '("entrypoint": "package.train" in place of "package/train.py").'
 )
 MORE_THAN_TENSORS = (
-    "The file holds more than tensors, which torch.load refuses since PyTorch 2.6. Where you trust the file, "
+    "The file holds more than tensors, which torch.load refuses since PyTorch 2.6. If you trust the file, "
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in program.env loads it without a change to the script."
 )
 NO_COMPILER = (
@@ -258,12 +258,12 @@ NO_COMPILER = (
 # -- launchers and process groups ------------------------------------------------------------------
 
 PORT_TAKEN = (
-    "The script listens on a port that is taken on this node. If it sets MASTER_PORT or an address like "
-    'tcp://localhost:12355 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and MASTER_PORT.'
+    "The script listens on a port that is already in use on this node. If it sets MASTER_PORT or an address like "
+    'tcp://localhost:12355 itself, leave that out: under strategy "ddp" the job sets MASTER_ADDR and MASTER_PORT.'
 )
 NO_MASTER = (
     "No process listens at the address where the script looks for rank 0. If it sets MASTER_ADDR, MASTER_PORT or an "
-    'address like tcp://10.0.0.1:23456 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and '
+    'address like tcp://10.0.0.1:23456 itself, leave that out: under strategy "ddp" the job sets MASTER_ADDR and '
     "MASTER_PORT."
 )
 LOST_PEER = "Another rank of this job ended first, and this one lost its connection to it: look at that rank's log."
@@ -278,7 +278,7 @@ def _take_ddp(facts: FailureContext) -> str:
 
 def _no_rendezvous(_: re.Match[str], facts: FailureContext) -> str:
     if facts.has_launcher_variables:
-        return "The variable is missing in a process that the script started itself: hand os.environ on to it."
+        return "The variable is missing in a process that the script started itself: pass os.environ on to it."
     return f"The script is written for torchrun, and {_take_ddp(facts)}."
 
 
@@ -286,7 +286,7 @@ def _no_group(_: re.Match[str], facts: FailureContext) -> str:
     if facts.has_launcher_variables:
         return "The script did not call torch.distributed.init_process_group() in this process, or has left the group."
     return (
-        "The script works in a process group that it has not made. If it makes one only where torchrun's variables "
+        "The script uses a process group that it has not created. If it creates one only where torchrun's variables "
         f"are set: {_take_ddp(facts)}."
     )
 

@@ -30,18 +30,20 @@ SAME_COLLECTIVES = (
 def _timed_out_on_nccl(found: re.Match[str], _: FailureContext) -> str:
     return (
         f"NCCL gave up on {found['operation'].lower()}, collective number {found['number']} of its group: a rank had "
-        f"not called it, or came too late. {SAME_COLLECTIVES}"
+        f"not called it, or called it too late. {SAME_COLLECTIVES}"
     )
 
 
-TIMED_OUT_ON_GLOO = f"A collective was given up: another rank had not called it, or came too late. {SAME_COLLECTIVES}"
+TIMED_OUT_ON_GLOO = (
+    f"A collective was given up: another rank had not called it, or called it too late. {SAME_COLLECTIVES}"
+)
 
 
 def _unused_parameters(_: re.Match[str], facts: FailureContext) -> str:
     told = _WITHOUT_GRADIENT.search(facts.traceback)
     which = _name_parameters(told[1].split()) if told is not None else "Some parameters"
     begin = (
-        f"{which} of the model had no part in the loss of the step before, and DistributedDataParallel waits for the "
+        f"{which} of the model had no part in the loss of the previous step, and DistributedDataParallel waits for the "
         "gradient of each parameter: "
     )
     if facts.is_script:
@@ -61,7 +63,7 @@ def _name_parameters(numbers: list[str]) -> str:
 
 
 def _one_row(_: re.Match[str], facts: FailureContext) -> str:
-    begin = "A device got a batch of a single row, of which BatchNorm cannot take a variance: "
+    begin = "A device got a batch of a single row, for which BatchNorm cannot compute a variance: "
     if facts.is_script:
         return begin + (
             "pass drop_last=True to the DataLoader, or change batch_size so that the last batch gives every device "
@@ -97,9 +99,9 @@ def explain_gpu_memory(facts: FailureContext) -> str:
 
 
 FORKED_CUDA = (
-    "A process that was forked uses CUDA, which its parent had begun to use: start processes with "
-    'multiprocessing.set_start_method("spawn"). If it is a DataLoader worker, let the data set return tensors of the '
-    "CPU, and move batches to the GPU in the training loop."
+    "A forked process uses CUDA, which its parent had already used: start processes with "
+    'multiprocessing.set_start_method("spawn"). If it is a DataLoader worker, have the data set return CPU '
+    "tensors, and move batches to the GPU in the training loop."
 )
 
 

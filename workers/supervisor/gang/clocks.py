@@ -16,7 +16,10 @@ def describe_clocks(leader: str, offsets: Mapping[str, float]) -> str:
     worst = sorted(wrong, key=lambda node: -abs(wrong[node]))[:MAX_NAMED]
     named = ", ".join(f"{node}'s is {_describe_offset(wrong[node])}" for node in worst)
     more = f", and {len(wrong) - len(worst)} more differ" if len(wrong) > len(worst) else ""
-    return f"the clocks of the nodes differ, and log lines have their own node's time: beside {leader}'s, {named}{more}"
+    return (
+        f"the clocks of the nodes differ, and log lines have their own node's time: relative to {leader}'s, "
+        f"{named}{more}"
+    )
 
 
 def _describe_offset(seconds: float) -> str:

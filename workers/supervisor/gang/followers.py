@@ -195,7 +195,7 @@ class Followers:
                 follower.link.flush()
             silence = follower.link.seconds_since_heard
             if silence > self._silence_seconds:
-                self._lose(follower, loop, f"nothing was heard of it for {silence:.0f} s", is_silent=True)
+                self._lose(follower, loop, f"nothing was heard from it for {silence:.0f} s", is_silent=True)
 
     def await_deaths(self, seconds: float) -> None:
         """Wait for so long, or until a rank of theirs is known to have died without a report: its peers may know of

@@ -1,4 +1,4 @@
-"""How an attempt ends that a part on another node cannot go on with, or is lost to."""
+"""How an attempt ends when a part on another node cannot continue, or is lost."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -268,7 +268,7 @@ class RankRelay:
             self._link.flush()
         silence = self._link.seconds_since_heard
         if silence > bearable_silence(self._config):
-            self._lose_leader(f"nothing was heard of the leader for {silence:.0f} s")
+            self._lose_leader(f"nothing was heard from the leader for {silence:.0f} s")
 
     def _check_limits(self, now: float) -> None:
         breach = self._limits.find_breach(now)

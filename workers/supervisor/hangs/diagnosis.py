@@ -1,4 +1,4 @@
-"""Which rank the others wait for: made of what each rank has called, and of where each one is.
+"""Which rank the others wait for: derived from what each rank has called, and from where each one is.
 
 Ranks of a process group call the same collectives in the same order. So of the ranks that wait, those in the earliest
 call are held up by the ranks whose newest call is an earlier one. Where the calls are not known, the stacks say who
@@ -14,7 +14,7 @@ from workers.supervisor.hangs.stacks import RankPosition
 
 #: Ranks that a sentence names one by one.
 MAX_NAMED = 4
-SAME_SHAPES = "Let all ranks pass tensors of one shape to it, for example by padding."
+SAME_SHAPES = "Have all ranks pass tensors of the same shape to it, for example by padding."
 LOOK_AT_NETWORK = (
     "No rank is missing, so the connection between them is: check the network between the nodes and its interfaces "
     "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)."

@@ -113,7 +113,7 @@ def _check_file(status: os.stat_result) -> None:
         ValueError: it is no plain file, or too large.
     """
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-        raise ValueError(f"a file of mode {status.st_mode:o} and {status.st_size} bytes is no dump")
+        raise ValueError(f"a file of mode {status.st_mode:o} and {status.st_size} bytes is not a dump")
 
 
 def parse_dump(rank: int, dump: Mapping[str, Any]) -> RankState:

@@ -1,4 +1,4 @@
-"""Reads what `faulthandler` has printed of a rank: where its main thread is.
+"""Reads what `faulthandler` has printed about a rank: where its main thread is.
 
 The threads follow each other, the main one last, each with its innermost call first:
 

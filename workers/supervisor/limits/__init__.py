@@ -1,1 +1,1 @@
-"""What an attempt may use of its node, measured while it runs, and what ends it when it is more."""
+"""What an attempt may use of its node: measured while it runs, and the attempt is ended when it uses more."""

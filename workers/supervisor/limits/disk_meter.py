@@ -28,10 +28,7 @@ WALK_SECONDS = 1.0
 WALK_FACTOR, HURRIED_FACTOR = 10, 3
 #: Open files that are looked at in one measurement.
 MAX_OPEN_FILES = 65_536
-TOO_DEEP = (
-    f"Directories that lie more than {MAX_DEPTH} deep in one another cannot be counted, and are not allowed: "
-    "keep files in fewer directories."
-)
+TOO_DEEP = f"Directories nested more than {MAX_DEPTH} deep cannot be counted, and are not allowed: use fewer levels."
 
 
 IsEnough = Callable[[TreeUsage], bool]

@@ -1,4 +1,4 @@
-"""Failures that a full disk has caused: whose they are.
+"""Failures caused by a full disk: who is responsible for them.
 
 When a disk runs full, every program that writes there may fail, not only the one that has filled it. The attempt that
 has filled it ends as `resource_limit`, which is its user's failure. The others go back to the queue at no cost, and

@@ -1,4 +1,4 @@
-"""Measures the memory and counts the processes of an attempt whom no cgroup limits.
+"""Measures the memory and counts the processes of an attempt that no cgroup limits.
 
 What memory several processes take together is not the sum of what each of them shows: forked ones share pages until
 one writes to them, and DataLoader workers share tensors with their rank. The kernel knows the shares (`Pss` of

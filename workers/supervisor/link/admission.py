@@ -1,4 +1,4 @@
-"""The leader's door: listens on its node's address until every part of the attempt has joined, and on nothing later."""
+"""Admission by the leader: listens on its node's address until all parts of the attempt have joined, not later."""
 
 import secrets
 import selectors

@@ -138,7 +138,7 @@ class Link:
                 self._heard_at = time.monotonic()
                 self._take(self._decode(payload), found)
         except ValueError as error:
-            failure = self._fail(f"{self.peer} sent what cannot be believed: {error}")
+            failure = self._fail(f"{self.peer} sent invalid data: {error}")
             if not found:
                 raise failure from error
         return found

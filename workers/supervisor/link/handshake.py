@@ -115,7 +115,7 @@ CHALLENGE_BYTES = len(MAGIC) + NONCE_BYTES
 def read_challenge(challenge: bytes) -> bytes:
     """The leader's nonce. Raises BadHandshake: this is the challenge of something else."""
     if not challenge.startswith(MAGIC):
-        raise BadHandshake("what answers there is no leader of this version")
+        raise BadHandshake("what answers there is not a leader of this version")
     return challenge[len(MAGIC) :]
 
 
@@ -175,7 +175,7 @@ def read_hello(leader_nonce: bytes, received: bytes, secret: bytes) -> Transcrip
     body, proof = received[LENGTH.size : -PROOF_BYTES], received[-PROOF_BYTES:]
     transcript = Transcript(leader_nonce, body[-NONCE_BYTES:], body[:-NONCE_BYTES])
     if not hmac.compare_digest(proof, transcript.prove_follower(secret)):
-        raise BadHandshake("it does not know the attempt's secret, or repeats what another said")
+        raise BadHandshake("it does not know the attempt's secret, or replays what another node sent")
     return transcript
 
 

@@ -1,4 +1,4 @@
-"""What the supervisors of one attempt say to each other: the whole protocol of a link.
+"""Messages between the supervisors of one attempt: the whole protocol of a link.
 
     follower                                   leader
        |                                          |  listens; its endpoint is in the control Redis

@@ -367,7 +367,7 @@ class Aggregator(ABC):
         """The findings, and what was seen of a script; None of a recipe."""
 
     def _describe_weights(self) -> SplitWeights | None:
-        """What comes of dividing rows by weights; `None` where the service does not."""
+        """The effect of dividing rows by weights; `None` where the service does not."""
         return None
 
     def _describe_timed_run(self, walls_ms: Sequence[float | None]) -> TimedRun:

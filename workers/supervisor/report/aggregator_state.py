@@ -84,9 +84,9 @@ def decode_state(data: bytes, about: ReportIdentity) -> AggregatorState:
             raise ValueError(f"a report's state of version {version} cannot be read; this is version {VERSION}")
         state = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"these bytes are no report's state: {error}") from error
+        raise ValueError(f"these bytes are not a report's state: {error}") from error
     if state.about != about:
-        raise ValueError(f"the state is of another report: {state.about} instead of {about}")
+        raise ValueError(f"the state is of a different report: {state.about} instead of {about}")
     if any(count.first is None or len(count.first.rows) != about.devices for count in state.patterns):
         raise ValueError(f"a pattern of the report's state is not one of {about.devices} devices")
     if any(not sums.fits(about.devices) for sums in state.measures.values()):

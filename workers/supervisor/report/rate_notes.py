@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from jobs.protocol.records import FLOP_STEP
 from shardyard.contract.report import RATES, Report, join_reasons
 
-NO_TOKENS = "the model's inputs are no token ids (whole numbers in two dimensions, for an nn.Embedding)"
-NO_CLOCK = "there were not two steps whose distance is known"
+NO_TOKENS = "the model's inputs are not token ids (whole numbers in two dimensions, for an nn.Embedding)"
+NO_CLOCK = "the time between two steps is not known anywhere"
 SAME_ROWS = "ranks that share a model by tensor parallelism read the same rows, so rows do not add up"
 TOO_SHORT = f"FLOP are counted in training step {FLOP_STEP}, which was not reached"
 UNLIKE_ROWS = "rows differ in shape from step to step, so the step whose FLOP were counted does not stand for others"

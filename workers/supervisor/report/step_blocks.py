@@ -1,4 +1,4 @@
-"""Blocks of steps: what supervisors of one attempt tell each other of steps that come fast.
+"""Blocks of steps: how supervisors of one attempt tell each other about fast steps.
 
 A rank's record of a step has about a hundred bytes, and joining it with those of the other ranks takes time that grows
 with their number. So of consecutive steps that were divided alike, one is told with all its times, and of the others

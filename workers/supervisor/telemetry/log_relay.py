@@ -31,7 +31,7 @@ PIECE_BYTES = MAX_LINE_BYTES // 2
 #: What the service writes of its own, of each kind, in all logs of an attempt together: with `observe: every` a line
 #: for each step, of which a program may claim any number.
 MAX_OWN_BYTES = 256 * 1024 * 1024
-OWN_LIMIT_REACHED = "lines about splits end here: those of this attempt have {:,} bytes, and may have no more"
+OWN_LIMIT_REACHED = "lines about splits end here: those of this attempt have {:,} bytes, and this is the limit"
 #: A progress bar is shown this often while it redraws itself.
 REDRAW_SECONDS = 1.0
 

@@ -30,7 +30,9 @@ log = structlog.get_logger(__name__)
 REPORT_SECONDS = 1.0
 REPORT_FACTOR = 50
 #: Added to the last snapshot where the final report cannot be made.
-UNFINISHED = "the report ends before the end of the attempt: a later one could not be made of what the ranks have sent"
+UNFINISHED = (
+    "the report ends before the end of the attempt: a later one could not be made from what the ranks have sent"
+)
 #: Snapshots in the telemetry Redis; the files in storage are kept.
 SNAPSHOT_TTL = 86_400
 #: The same for a report whose file is written: readers use that, except those that are about to look in Redis.

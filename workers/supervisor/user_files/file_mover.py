@@ -103,7 +103,7 @@ class FileMover:
         except (OSError, MoveRefused) as error:
             with contextlib.suppress(OSError):
                 target.unlink()
-            raise MoveRefused(f"{file.path} is no plain file any more") from error
+            raise MoveRefused(f"{file.path} is no longer a regular file") from error
 
     def _check_plain(self, descriptor: int, file: FoundFile) -> None:
         found = os.fstat(descriptor)

@@ -21,7 +21,7 @@ MAX_SHOWN: Final = 120
 
 _WHY: Final[dict[Reason, str]] = {
     "limit": "the files of a job may have {limit} together (limits.artifact_bytes)",
-    "count": f"an attempt keeps {MAX_FILES:,} files at most, of the first {MAX_ENTRIES:,} that are looked at",
+    "count": f"an attempt keeps at most {MAX_FILES:,} files, of the first {MAX_ENTRIES:,} that are looked at",
     "data_set": "downloaded data sets are kept only where program.keep asks for it",
     "link": "only plain files are kept, no links and no files with several names",
     "name": f"a path must be printable, of at most {MAX_PATH_BYTES:,} bytes and {MAX_DEPTH} directories",

@@ -75,7 +75,7 @@ def _find_batches(root: DataRoot, path: str, names: tuple[str, ...], field: str)
 def _read_binary(file: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
     raw = np.frombuffer(file.read(), dtype=np.uint8)
     if len(raw) % (1 + IMAGE_BYTES):
-        raise ValueError(f"{len(raw)} bytes are no whole number of rows of {1 + IMAGE_BYTES} bytes")
+        raise ValueError(f"{len(raw)} bytes are not a whole number of rows of {1 + IMAGE_BYTES} bytes")
     rows = raw.reshape(-1, 1 + IMAGE_BYTES)
     return rows[:, 1:].copy(), rows[:, 0].astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""The built-in data sets. All yield (input, target), unless they are told that there is no target."""
+"""The built-in data sets. All yield (input, target), unless told that there is no target."""
 
 import importlib.util
 import zipfile
@@ -195,7 +195,7 @@ def _read_rows(args: ArraysArgs, field: str, names: list[str], read: Callable[[s
 def _as_numbers(tensor: torch.Tensor, field: str) -> torch.Tensor:
     if tensor.dim() == 0 or tensor.is_complex() or not len(tensor):
         raise RejectedByWorker(
-            f"{field}: a {tensor.dtype} of shape {tuple(tensor.shape)} is no list of rows of numbers"
+            f"{field}: a {tensor.dtype} of shape {tuple(tensor.shape)} is not a list of rows of numbers"
         )
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 

@@ -324,4 +324,4 @@ def test_a_checkpoint_that_has_waited_for_long_goes_on(
     (tmp_path / "state").write_text("1")
     connected.holds = [True] * 50
     assert job.checkpoint(tmp_path / "state").read_text() == "1"
-    assert "goes on without room" in capsys.readouterr().err
+    assert "continues without room" in capsys.readouterr().err

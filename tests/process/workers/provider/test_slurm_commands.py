@@ -28,7 +28,7 @@ def test_the_id_is_what_parsable_prints(tmp_path: Path, answer: str) -> None:
         ("echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", "invalid partition", False),
         ("echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1", "timed out", True),
         ("exit 3", "exit code 3", False),
-        ("echo hello", "no id of a job", True),
+        ("echo hello", "not the id of a job", True),
         ("sleep 60", "did not answer within 0.3 s", True),
     ],
 )

@@ -82,12 +82,15 @@ def test_a_killed_child_has_ended() -> None:
         (struct.pack(">I", 3) + b"\x93\x01\x02", "does not decode"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
         (encode_packet([BEGAN]), "its first record was Began"),
-        (encode_packet([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome is a rank's own to say"),
-        (encode_packet([Hello(1, 1, "forked"), RankUp(0)]), "RankUp is a rank's own to say"),
-        (encode_packet([Hello(1, 1, "forked"), Result(0.0, {})]), "Result is a rank's own to say"),
-        (encode_packet([Hello(1, 1, "forked"), Returned(Outcome(0, 0), "threads")]), "Returned is a rank's own to say"),
-        (encode_packet([Hello(1, 1, "forked"), Saved(0, 1, 0, ())]), "Saved is a rank's own to say"),
-        (encode_packet([Hello(1, 1, "forked"), Hello(1, 1, "forked")]), "Hello is a rank's own to say"),
+        (encode_packet([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome may come only from a rank"),
+        (encode_packet([Hello(1, 1, "forked"), RankUp(0)]), "RankUp may come only from a rank"),
+        (encode_packet([Hello(1, 1, "forked"), Result(0.0, {})]), "Result may come only from a rank"),
+        (
+            encode_packet([Hello(1, 1, "forked"), Returned(Outcome(0, 0), "threads")]),
+            "Returned may come only from a rank",
+        ),
+        (encode_packet([Hello(1, 1, "forked"), Saved(0, 1, 0, ())]), "Saved may come only from a rank"),
+        (encode_packet([Hello(1, 1, "forked"), Hello(1, 1, "forked")]), "Hello may come only from a rank"),
     ],
 )
 def test_a_child_that_does_not_keep_to_the_rules_is_cut_off_with_a_note(data: bytes, why: str) -> None:

@@ -118,7 +118,7 @@ def test_very_many_that_wait_and_very_long_waits_are_refused(monkeypatch: pytest
         turns = RequestTurns()
         await _begin(turns, "small", 1)
         begun = await _begin(turns, "greedy", TURNS + 4)
-        with pytest.raises(RateLimited, match="wait already") as refused:
+        with pytest.raises(RateLimited, match="already waiting") as refused:
             await begun[-1][1]
         assert refused.value.retry_after == 1
         async with asyncio.timeout(20):

@@ -35,7 +35,7 @@ def queue(ahead: int = 0, free: int = 0, largest_gap: int = 0, live_nodes: int =
             queue(live_nodes=0),
             "no_live_node",
             (
-                "needs 4 in pool a100, and no node of it takes work now: they are down, stopping or draining; "
+                "needs 4 in pool a100, and none of its nodes takes work now: they are down, stopping or draining; "
                 "`shardyard nodes` shows which"
             ),
         ),
@@ -98,17 +98,17 @@ STARTING = Block("sy-0", 1, id="4710", state="starting")
         (provided(PENDING), 0, "block 4711 is pending in Slurm: Priority"),
         (provided(PENDING), 2, "block 4711 is pending in Slurm: Priority, 2 jobs ahead"),
         (provided(PENDING, STARTING), 0, "block 4710 has begun in Slurm, and its nodes have not joined yet"),
-        (provided(Block("sy-2", 2)), 0, "a block of 2 was asked of Slurm"),
+        (provided(Block("sy-2", 2)), 0, "a block of 2 was requested from Slurm"),
         (
             provided(error="sbatch: error: invalid partition"),
             0,
             "Slurm gives no block: sbatch: error: invalid partition",
         ),
-        (provided(), 0, "a block will be asked of Slurm"),
+        (provided(), 0, "a block will be requested from Slurm"),
         (
             provided(PENDING, silent=True),
             0,
-            "the provider of this pool (login:/etc/pools.toml) is not heard of; start `shardyard provider` again",
+            "the provider of this pool (login:/etc/pools.toml) sends nothing; start `shardyard provider` again",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_private_address_is_refused_when_a_webhook_is_made_whatever_its_form(h
         ("https://user:password@example.com/", "user and password"),
         ("https://token@example.com/", "user and password"),
         ("https://example.com@127.0.0.1/", "user and password"),
-        ("https://example.com/#part", "behind #"),
+        ("https://example.com/#part", "follows #"),
         ("https://exa mple.com/", "neither a name"),
         ("https://example.com:99999/", "port"),
         ("https://[fe80::1%25eth0]/", "neither a name"),

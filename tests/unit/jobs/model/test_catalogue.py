@@ -124,7 +124,7 @@ def test_a_loss_that_needs_a_target_is_refused_for_data_without_one() -> None:
     assert catalogue.check(spec_with(), known) == [
         FieldError(
             "program.data.ref",
-            "'random_vectors' yields no target, which loss 'cross_entropy' needs; take data with labels",
+            "'random_vectors' yields no target, which loss 'cross_entropy' needs; use data with labels",
         )
     ]
 

@@ -36,7 +36,7 @@ def test_a_server_is_named_by_scheme_host_and_port() -> None:
 
 def test_domains_are_listed_with_commas() -> None:
     assert parse_domains(" Example.com, *,") == {"example.com", "*"}
-    with pytest.raises(ValueError, match="no domain"):
+    with pytest.raises(ValueError, match="not a domain"):
         parse_domains("example.com, a@b")
 
 

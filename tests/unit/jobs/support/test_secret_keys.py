@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used_says_what_to_do(path: Path) -> None:
     assert refusal(path) == f"the file of secret keys, {path}, has none; `shardyard secret new-key {path}` adds one"
     for line in ("c2hvcnQ=", "no base64!", "ü"):
         path.write_text(line)
-        assert "has a line that is no key" in refusal(path)
+        assert "has a line that is not a key" in refusal(path)
 
 
 def test_keys_are_not_shown(path: Path) -> None:

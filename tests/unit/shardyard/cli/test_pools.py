@@ -24,6 +24,6 @@ def test_an_error_and_a_provider_that_is_gone_are_named() -> None:
     engine = EngineView(name="slurm", provider="login:/etc/pools.toml", error="invalid account", silent=True)
     lines = list(_engine_lines([PoolView(name="gpus", engine=engine)]))
     assert lines[1:] == [
-        "  its provider is not heard of; start `shardyard provider` on login again",
+        "  nothing is heard from its provider; start `shardyard provider` on login again",
         "  invalid account",
     ]

@@ -193,7 +193,7 @@ def test_a_dry_run_lists_files_for_people_and_sends_nothing(capsys: pytest.Captu
         (["--script", "pkg"], "pkg is a directory; name the file to run, or a package with --module"),
         (["--script", "notes.txt"], "notes.txt is not a Python file"),
         (["--script", "train.py", "--exclude", "*.py"], "train.py is not sent: --exclude"),
-        (["--module", "pkg/train.py"], "a dotted name, for example pkg.train; a file goes to --script"),
+        (["--module", "pkg/train.py"], "a dotted name, for example pkg.train; a file goes with --script"),
         (["--module", "pkg.nothing"], "neither pkg/nothing.py nor pkg/nothing/__main__.py is there"),
         (["--module", "lib.run"], "it is in src: --dir src"),
         (["--script", "train.py", "--env", "NOT_SET_HERE"], "write it as NOT_SET_HERE=VALUE"),
@@ -236,7 +236,7 @@ def test_a_directory_outside_of_a_project_is_sent_when_it_is_named(
     (project / ".git").rmdir()
     words = refusal(capsys, "--script", "train.py")
     assert "6 files" in words
-    assert "is no project" in words
+    assert "is not a project" in words
     assert "--dir names the directory" in words
     assert run("--script", "train.py", "--dir", ".") == 3
     (project / "pyproject.toml").touch()

@@ -87,4 +87,4 @@ def test_pages_and_pictures_are_well_formed_and_show_names_as_text(hostile: str)
 def test_a_group_without_curves_is_drawn_too() -> None:
     empty = SweepReport(id="s", name="", state="queued", metric="loss", mode="min")
     assert ElementTree.fromstring(draw_sweep(empty)).tag.endswith("svg")
-    assert "No job has told of its loss yet" in sweep_report_page(empty)
+    assert "No job has reported its loss yet" in sweep_report_page(empty)

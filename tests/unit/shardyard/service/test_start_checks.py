@@ -12,7 +12,7 @@ from shardyard.service.start_checks import check_devices, check_redis_url, make_
 def test_an_option_that_cannot_be_is_named_with_what_may_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ServiceError, match=r"--pool \(SHARDYARD_POOL\) 'Bad!': use small letters and digits"):
+    with pytest.raises(ServiceError, match=r"--pool \(SHARDYARD_POOL\) 'Bad!': use lower-case letters and digits"):
         read_settings(pool="Bad!")
     monkeypatch.setenv("SHARDYARD_RESERVE_BYTES", "much")
     with pytest.raises(ServiceError, match="SHARDYARD_RESERVE_BYTES 'much'"):

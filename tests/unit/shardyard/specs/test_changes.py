@@ -28,9 +28,9 @@ def test_a_field_is_set_by_its_path(changes: list[str], made: dict[str, Any]) ->
     ("change", "words"),
     [
         ("batch_size", "write it as field=value"),
-        ("=3", "is no path"),
-        ("a..b=3", "is no path"),
-        ("[0]=3", "is no path"),
+        ("=3", "is not the path"),
+        ("a..b=3", "is not the path"),
+        ("[0]=3", "is not the path"),
         ("program.hidden[7]=3", "program.hidden has 2 items, so there is no [7]"),
         ("program.hidden.x=3", "program.hidden is a list, so it has no 'x'"),
         ("program.hidden[0].x=3", "program.hidden[0] is no object"),

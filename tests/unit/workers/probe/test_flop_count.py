@@ -79,7 +79,7 @@ def test_a_report_has_the_flop_of_a_step_and_of_a_second() -> None:
     assert report.flop_per_second == pytest.approx(report.rows_per_second / 8 * flop_of_mlp(8), rel=1e-3)
     assert (report.mfu, report.tokens_per_second) == (None, None)
     assert report.notes["mfu"] == "virtual devices have no peak to compare with"
-    assert report.notes["tokens_per_second"].startswith("the model's inputs are no token ids")
+    assert report.notes["tokens_per_second"].startswith("the model's inputs are not token ids")
     for device in report.per_device:
         assert device.forward_ms is not None
         assert (device.steps, device.forward_ms.measured_steps) == (STEPS, STEPS - 1)

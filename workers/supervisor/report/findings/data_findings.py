@@ -88,7 +88,7 @@ def _same_rows_every_epoch(process: ProcessState, passes: Sequence[Loaded]) -> F
     return Finding(
         "same-rows-every-epoch",
         "warning",
-        f"{what}: its DistributedSampler shuffles every pass alike, as it does without set_epoch()",
+        f"{what}: its DistributedSampler shuffles every pass the same way, as it does without set_epoch()",
         "call set_epoch(epoch) of the sampler before each pass: each is then shuffled anew, and every rank gets other "
         "rows",
         numbers=numbers,
@@ -178,8 +178,8 @@ def _ranks_end_apart(
         "info" if waits else "warning",
         f"a pass has {count_of(most.batches, 'batch', 'batches')} on {name_ranks(longest)} and "
         f"{least.batches:,} on {name_ranks(shortest)}: ranks with fewer batches {how}",
-        "give all ranks equally many rows, as a DistributedSampler does; where the parts cannot be equal, leave the "
-        "loop on all ranks after the smallest number of batches",
+        "give all ranks the same number of rows, as a DistributedSampler does; where the parts cannot be equal, leave "
+        "the loop on all ranks after the smallest number of batches",
         numbers={"most_batches": float(most.batches), "least_batches": float(least.batches)},
         cost_device_seconds=round(cost, 4) if waits and cost else None,
     )

@@ -1,4 +1,4 @@
-"""Findings about the gradients of a script: whether ranks take the same step, and what is reduced for nothing."""
+"""Findings about the gradients of a script: whether ranks take the same step, and which reductions are useless."""
 
 from collections.abc import Iterator, Sequence
 

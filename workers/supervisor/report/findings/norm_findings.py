@@ -1,4 +1,4 @@
-"""Findings about BatchNorm: statistics of few rows, and runs that failed since a device had a single row."""
+"""Findings about BatchNorm: statistics of few rows, and runs that failed because a device had a single row."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -152,7 +152,7 @@ def test_a_script_for_torchrun_under_single_is_told_to_take_ddp(script: str, fai
     failure = fail(script)
     said = failure.advice(CPU)
     assert re.search('written for torchrun.*strategy "single" starts one process.*strategy "ddp"', said)
-    assert "hand os.environ on" in failure.advice(CPU_DDP)
+    assert "pass os.environ on" in failure.advice(CPU_DDP)
 
 
 USES_A_GROUP = {
@@ -166,7 +166,7 @@ USES_A_GROUP = {
 @pytest.mark.parametrize("script", USES_A_GROUP.values(), ids=USES_A_GROUP.keys())
 def test_a_script_without_its_process_group_is_told_which_strategy_makes_one(script: str, fail: Fail) -> None:
     failure = fail(script)
-    assert re.search('has not made.*strategy "ddp"', failure.advice(CPU))
+    assert re.search('has not created.*strategy "ddp"', failure.advice(CPU))
     assert "did not call torch.distributed.init_process_group()" in failure.advice(CPU_DDP)
 
 
@@ -177,7 +177,7 @@ def test_a_port_that_the_script_names_itself_may_be_taken(fail: Fail) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         script = f"{GROUP}dist.init_process_group('gloo', init_method='tcp://{address}', rank=0, world_size=1)"
         said = fail(script).advice(CPU_DDP)
-    assert re.search("listens on a port that is taken.*MASTER_PORT.*leave that out", said)
+    assert re.search("listens on a port that is already in use.*MASTER_PORT.*leave that out", said)
 
 
 def join(address: str, rank: int) -> str:

@@ -55,8 +55,8 @@ torch.nn.DataParallel(Net()).cuda()(torch.ones(3, 4).cuda())
 REAL: dict[str, tuple[str, str, str]] = {
     "a batch of one row": (
         ONE_ROW,
-        "single row, of which BatchNorm.*drop_last=True to the DataLoader",
-        "single row, of which BatchNorm.*set program.data.drop_last to true",
+        "single row, for which BatchNorm.*drop_last=True to the DataLoader",
+        "single row, for which BatchNorm.*set program.data.drop_last to true",
     ),
     "parameters without a gradient": (
         HALF_USED,

@@ -269,7 +269,7 @@ def test_a_recorded_hello_cannot_be_replayed() -> None:
         with capture_logs() as logs, closing(RawPeer(leader.endpoint)) as replayer:
             replayer.socket.sendall(recorded)
             assert is_refused_at_once(replayer)
-        assert reasons(logs) == ["it does not know the attempt's secret, or repeats what another said"]
+        assert reasons(logs) == ["it does not know the attempt's secret, or replays what another node sent"]
         with closing(connect(leader.listener.endpoint, a_hello(2), soon(), never)):
             assert set(leader.links()) == {1, 2}
 

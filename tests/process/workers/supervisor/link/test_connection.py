@@ -287,7 +287,7 @@ def test_a_flipped_bit_in_mid_run_closes_the_link_after_what_came_before_it() ->
         peer.socket.sendall(good + bad)
         assert receive_until(leader, bool) == [RankBytes(0, b"good")]
         for use in (leader.receive, leader.flush, lambda: leader.send(Over("x")), lambda: leader.beat_if_due(1e9)):
-            with pytest.raises(LinkClosed, match=r"node gpu-1 \(10\.0\.0\.1\) sent what cannot be believed.*authentic"):
+            with pytest.raises(LinkClosed, match=r"node gpu-1 \(10\.0\.0\.1\) sent invalid data.*authentic"):
                 use()
 
 

@@ -157,7 +157,7 @@ def test_an_interruption_is_noticed_within_a_moment() -> None:
 
 def test_another_service_is_no_leader(impostor: Impostor) -> None:
     endpoint = impostor(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2".ljust(100)))
-    with pytest.raises(NotJoined, match="no leader of this version"):
+    with pytest.raises(NotJoined, match="not a leader of this version"):
         connect(str(endpoint), a_hello(), soon(), never)
 
 
@@ -233,5 +233,5 @@ def test_the_try_that_the_deadline_cuts_short_does_not_hide_why_those_before_it_
             clock.skip()
             connection.recv(1)  # until the follower leaves
 
-    with pytest.raises(NotJoined, match="no leader of this version"):
+    with pytest.raises(NotJoined, match="not a leader of this version"):
         connect(str(impostor(be_silent_later)), a_hello(), soon(), never)

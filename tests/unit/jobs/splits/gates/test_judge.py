@@ -116,7 +116,7 @@ def test_a_gate_is_broken_if_one_check_is_and_unclear_if_one_is_and_none_is_brok
     [
         (1.2, "broken", "is 1.5 (1."),
         (2.0, "passed", "within the limit 2"),
-        (1.5, "unclear", "too noisy to judge by the limit 1.5; the figure is as good as the limit"),
+        (1.5, "unclear", "too noisy to judge by the limit 1.5; the figure is practically at the limit"),
         (1.54, "unclear", "times as many steps, or a quieter machine, would tell"),
         (1.46, "unclear", "times as many steps, or a quieter machine, would tell"),
     ],

@@ -80,7 +80,7 @@ def test_tensors_of_different_shapes_are_named() -> None:
     hang = find_hang([RankState(0, [calls(5, "all_reduce")]), RankState(1, [other])])
     assert hang is not None
     assert "tensors of different shapes as number 5: rank 0 all_reduce of [4], rank 1 all_reduce of [7]" in hang.message
-    assert "tensors of one shape" in hang.advice
+    assert "tensors of the same shape" in hang.advice
 
 
 def test_a_collective_that_all_have_called_is_a_matter_of_the_network() -> None:

@@ -136,7 +136,7 @@ def test_a_hello_that_no_leader_reads_is_not_sent() -> None:
 
 
 def test_other_services_are_no_leaders() -> None:
-    with pytest.raises(BadHandshake, match="no leader"):
+    with pytest.raises(BadHandshake, match="not a leader"):
         read_challenge(b"SSH-2.0-OpenSSH_9.2p1".ljust(CHALLENGE_BYTES))
     with pytest.raises(BadHandshake, match="over the limit"):
         answer_size(b"\xff" * LENGTH.size)

@@ -339,14 +339,14 @@ def test_bytes_that_are_no_state_raise_and_change_nothing(data: st.DataObject) -
     ("fields", "words"),
     [
         ({"version": VERSION + 1}, f"version {VERSION + 1} cannot be read"),
-        ({"about": ABOUT | {"job_id": "job-2"}}, "another report"),
-        ({"about": ABOUT | {"ranks": 3, "devices": 3}}, "another report"),
-        ({"about": ABOUT | {"strategy": "fsdp"}}, "another report"),
+        ({"about": ABOUT | {"job_id": "job-2"}}, "a different report"),
+        ({"about": ABOUT | {"ranks": 3, "devices": 3}}, "a different report"),
+        ({"about": ABOUT | {"strategy": "fsdp"}}, "a different report"),
         ({"patterns": [[["train", "", 8, [8], [None], [None]], False, 1, 0, 0]]}, "not one of 2 devices"),
         ({"patterns": [[None, False, 1, 0, 0]]}, "not one of 2 devices"),
         ({"measures": {"train": [[], []]}}, "not those of 2 devices"),
-        ({"late": "many"}, "no report's state"),
-        ({"further": 1}, "no report's state"),
+        ({"late": "many"}, "not a report's state"),
+        ({"further": 1}, "not a report's state"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
@@ -356,9 +356,9 @@ def test_a_state_that_does_not_fit_is_refused_in_words(fields: dict[str, Any], w
 
 
 def test_nothing_but_typed_values_is_read() -> None:
-    with pytest.raises(ValueError, match="no report's state"):
+    with pytest.raises(ValueError, match="not a report's state"):
         new(make_spec("ddp", 2, 8)).load_state(pickle.dumps({"version": VERSION}))
-    with pytest.raises(ValueError, match="no report's state"):
+    with pytest.raises(ValueError, match="not a report's state"):
         new(make_spec("ddp", 2, 8)).load_state(b"\x91" * 100_000)
 
 

@@ -38,8 +38,8 @@ def test_a_sampler_that_is_told_no_epoch_shuffles_alike_in_every_pass() -> None:
     finding = same["same-rows-every-epoch"]
     assert finding.severity == "warning"
     assert finding.message == (
-        "rank 0 read the same 100 of 200 rows in each of 3 passes: its DistributedSampler shuffles every pass alike, "
-        "as it does without set_epoch()"
+        "rank 0 read the same 100 of 200 rows in each of 3 passes: its DistributedSampler shuffles every pass the "
+        "same way, as it does without set_epoch()"
     )
     assert finding.suggestion.startswith("call set_epoch(epoch) of the sampler before each pass")
     assert finding.numbers == {"passes": 3, "rows": 100, "dataset_rows": 200}
