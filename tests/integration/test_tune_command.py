@@ -109,8 +109,8 @@ def test_a_larger_step_comes_with_a_word_on_the_learning_rate(
     ("options", "words"),
     [
         (("--steps", "50"), "50 steps are too few for one run of each of single on 1, ddp on 2, dp on 2, fsdp on 2"),
-        (("--devices", "two"), "--devices two: whole numbers above 0"),
-        (("--batch-sizes", "0"), "--batch-sizes 0: whole numbers above 0"),
+        (("--devices", "two"), "--devices two: comma-separated whole numbers above 0"),
+        (("--batch-sizes", "0"), "--batch-sizes 0: comma-separated whole numbers above 0"),
         (("--strategies", "horovod"), "--strategies horovod: there are single, ddp, dp, fsdp"),
         (("--set", "resources.nodes=2"), "resources.nodes: a search runs on one node"),
         (("--strategies", "ddp", "--devices", "2", "--batch-sizes", "33"), "there is nothing to choose among"),

@@ -170,4 +170,4 @@ async def test_a_token_that_was_deleted_fails_the_delivery(bench: Bench) -> None
     async with bench.sending():
         bench.world.submit(labels={"git-commit": COMMIT})
         found = await bench.wait_for_problem()
-    assert found.problem == "there is no secret 'gh' any more"
+    assert found.problem == "the secret 'gh' no longer exists"

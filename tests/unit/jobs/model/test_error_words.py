@@ -78,7 +78,7 @@ def test_every_pattern_has_words() -> None:
         ({"priority": True}, "priority", "a whole number (got True)"),
         ({"name": ""}, "name", "at least 1 characters (got '')"),
         ({"name": 7}, "name", "text in quotes, such as \"abc\" (got 7)"),
-        ({"pool": "GPUs!"}, "pool", f"small {LETTERS} and hyphens, a letter or digit at both ends (got 'GPUs!')"),
+        ({"pool": "GPUs!"}, "pool", f"lower-case {LETTERS} and hyphens, a letter or digit at both ends (got 'GPUs!')"),
         ({"parallelism": {"functional": "yes"}}, "parallelism.functional", "true or false, without quotes (got 'yes')"),
         ({"limits": {"wall_seconds": 0}}, "limits.wall_seconds", "more than 0 (got 0)"),
         ({"observe": "never"}, "observe", '"auto", "every" or "off"; did you mean "every"? (got \'never\')'),

@@ -172,5 +172,5 @@ def test_bfloat16_learns_what_float32_learns() -> None:
 
 
 def test_float16_is_refused_where_there_is_no_gpu() -> None:
-    with pytest.raises(RejectedByWorker, match=r'program\.precision: "float16" needs cuda.*take "bfloat16"'):
+    with pytest.raises(RejectedByWorker, match=r'program\.precision: "float16" needs cuda.*use "bfloat16"'):
         run_here({**VECTORS, "precision": "float16"})

@@ -28,5 +28,5 @@ def test_only_the_rank_that_has_the_device_has_the_straggler() -> None:
 def test_one_gpu_alone_cannot_wait_for_its_shard_under_dp() -> None:
     spec = spec_of(slow("input", device=1), devices=3, strategy="dp")
     assert strategies._find_straggler(spec, context("cpu", 3)) is not None
-    with pytest.raises(RejectedByWorker, match=r'program\.straggler\.where: on cuda.*take "forward"'):
+    with pytest.raises(RejectedByWorker, match=r'program\.straggler\.where: on cuda.*use "forward"'):
         strategies._find_straggler(spec, context("cuda", 3))

@@ -10,7 +10,7 @@ def test_clocks_that_agree_are_not_mentioned() -> None:
 
 def test_clocks_that_differ_are_named_with_their_offset_and_the_worst_comes_first() -> None:
     said = describe_clocks("n1", {"n2": 0.3, "n3": -12.04, "n4": 0.01})
-    assert said.endswith("beside n1's, n3's is 12.0 s behind, n2's is 0.3 s ahead")
+    assert said.endswith("relative to n1's, n3's is 12.0 s behind, n2's is 0.3 s ahead")
 
 
 def test_of_many_clocks_that_differ_only_the_worst_are_named() -> None:
