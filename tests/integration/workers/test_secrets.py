@@ -199,7 +199,7 @@ def test_a_secret_of_another_tenant_is_none(alone: Service) -> None:
     put(alone, "theirs", VALUE, tenant="acme")
     record = alone.ended(alone.run_script({"train.py": ""}, secrets={"HF_TOKEN": "theirs"}))
     assert record.reason is StateReason.REJECTED_BY_WORKER
-    assert "no secret 'theirs'" in record.message
+    assert "the secret 'theirs' no longer exists" in record.message
 
 
 def test_a_worker_without_the_key_says_what_to_do(alone: Service) -> None:
