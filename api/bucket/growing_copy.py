@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from jobs.files.frame_file import Frame, FrameKind, FrameReader
+from jobs.support import fs
 
 
 class ForeignBytes(Exception):
@@ -69,10 +70,8 @@ class GrowingCopy:
         try:
             offset = begin
             for part in chain((first,), coming):
-                left = memoryview(part)
-                while left:
-                    written = os.pwrite(file, left, offset)
-                    left, offset = left[written:], offset + written
+                fs.write_at(file, part, offset)
+                offset += len(part)
             if os.fstat(file).st_size > offset:
                 os.ftruncate(file, offset)
         finally:

@@ -28,6 +28,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import msgspec
 import zstandard
 
+from jobs.support import fs
+
 #: Writers stay far below; a header that claims more is not one of ours.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_UNPACKED_BYTES = 16 * 1024 * 1024
@@ -344,11 +346,8 @@ class FrameWriter:
 
     def _write_all(self, data: bytes) -> None:
         assert self._fd is not None
-        view, offset = memoryview(data), self._tail.end
         try:
-            while view:
-                written = os.pwrite(self._fd, view, offset)
-                view, offset = view[written:], offset + written
+            fs.write_at(self._fd, data, self._tail.end)
         except OSError:
             with suppress(OSError):  # what stays is a torn end: readers ignore it, the next append overwrites it
                 os.ftruncate(self._fd, self._tail.end)

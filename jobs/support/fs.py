@@ -99,6 +99,18 @@ def overwrite_file(path: Path, body: bytes) -> None:
         os.close(file)
 
 
+def write_at(file: int, body: bytes, offset: int) -> None:
+    """Write all of a body into an open file; the system may take it in pieces.
+
+    Raises:
+        OSError: the disk refuses; a part may be written.
+    """
+    left = memoryview(body)
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
+
+
 def allocate_file(path: Path, size: int) -> None:
     """Have a file of `size` bytes whose space is allocated, made if need be.
 
