@@ -13,18 +13,8 @@ from api.schemas.job_requests import parse_spec
 from jobs.model.spec import DISTRIBUTED, JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
 from shardyard.contract.groups import LeftOut
+from shardyard.contract.strategies import ENDLESS_EPOCHS, set_strategy
 
-#: Of a run that has a limit of steps: it has no other.
-ENDLESS_EPOCHS = 1_000_000
-#: Fields of `parallelism` that only some strategies have.
-_OF_STRATEGIES = {
-    "dim": {"dp"},
-    "output_device": {"dp"},
-    "functional": {"dp"},
-    "module": {"dp", "ddp"},
-    "placement": {"single"},
-    "backend": {"ddp", "fsdp"},
-}
 #: What short runs leave out: it takes time between steps, and nobody needs what it leaves.
 _NOT_IN_SHORT_RUNS = ("evaluate", "checkpoint")
 PROBLEM = "the comparison is not valid"
@@ -112,12 +102,7 @@ def _make_variant(wanted: ComparisonRequest, base: JobSpec, rows: int, strategy:
         message = "one device is all that the strategy single has"
         raise InvalidSpec(message, fields=(FieldError("devices", message),))
     spec: dict[str, Any] = copy.deepcopy(wanted.spec)
-    parallelism: dict[str, Any] = spec.setdefault("parallelism", {})
-    for name, owners in _OF_STRATEGIES.items():
-        if strategy not in owners:
-            parallelism.pop(name, None)
-    parallelism["strategy"] = strategy
-    spec["resources"] = {"devices": devices}
+    set_strategy(spec, strategy, devices)
     limit_steps(spec, wanted.steps)
     ranks = devices if strategy in DISTRIBUTED else 1
     spec["program"]["data"]["batch_size"] = _rows_of_rank(base, rows, ranks, strategy, wanted)
