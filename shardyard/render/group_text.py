@@ -114,7 +114,7 @@ def render_sweep(report: SweepReport, width: int = WIDTH) -> str:
         f"sweep {report.name} ({report.id}): {report.state}",
         describe_search(report),
     ]
-    best = next((one for one in report.trials if one.number == report.best), None)
+    best = best_trial(report)
     if best is not None:
         head.append(f"best: trial {best.number}, {report.metric} {format_measure(best.value)}, {describe_values(best)}")
     sections = [
@@ -127,6 +127,11 @@ def render_sweep(report: SweepReport, width: int = WIDTH) -> str:
 
 def describe_values(one: TrialResult) -> str:
     return ", ".join(f"{path} = {_value(value)}" for path, value in one.values.items())
+
+
+def best_trial(report: SweepReport) -> TrialResult | None:
+    """None while no trial has ended with a value."""
+    return next((one for one in report.trials if one.number == report.best), None)
 
 
 def ranked_trials(report: SweepReport) -> list[TrialResult]:
