@@ -42,7 +42,7 @@ class GrowingCopy:
         data = b"".join(raw for _, raw in found)
         if data:
             begin = self._write(self.end, [data])
-            self.last = _moved(found[-1][0], begin + len(data) - len(found[-1][1]))
+            self.last = found[-1][0]._replace(offset=begin + len(data) - len(found[-1][1]))
         return len(data)
 
     def add_bytes(self, parts: Iterable[bytes]) -> int:
@@ -77,7 +77,3 @@ class GrowingCopy:
         finally:
             os.close(file)
         return begin
-
-
-def _moved(frame: Frame, offset: int) -> Frame:
-    return frame._replace(offset=offset)

@@ -191,8 +191,9 @@ class ObjectStorage:
         """As the port says; several parts are on their way at a time. `whole`: a file that is appended to is none."""
         check_path(path)
         with _translated(path), ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            for parts in _batches(self._parts(path, offset, whole), PARTS_AT_ONCE):
-                yield from pool.map(_call, parts)
+            parts = self._parts(path, offset, whole)
+            for start in range(0, len(parts), PARTS_AT_ONCE):
+                yield from pool.map(lambda part: part(), parts[start : start + PARTS_AT_ONCE])
 
     def _parts(self, path: str, offset: int, whole: bool) -> list["partial[bytes]"]:
         try:
@@ -332,7 +333,7 @@ class ObjectStorage:
         if len(wanted) < 2:
             return b"".join(part() for part in wanted)
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            return b"".join(pool.map(_call, wanted))
+            return b"".join(pool.map(lambda part: part(), wanted))
 
     def _join_small(self, path: str) -> None:
         """Make one segment of many at the end of a row. It takes the place of the first of them, and is there before
@@ -403,14 +404,6 @@ def _length(segment: Segment) -> int:
 def _stored_object(meta: Any) -> StoredObject:
     modified = meta["last_modified"].timestamp()
     return StoredObject(path_of(str(meta["path"])), int(meta["size"]), modified, str(meta["e_tag"] or ""))
-
-
-def _batches(parts: Sequence["partial[bytes]"], most: int) -> Iterator[Sequence["partial[bytes]"]]:
-    return (parts[start : start + most] for start in range(0, len(parts), most))
-
-
-def _call(part: "partial[bytes]") -> bytes:
-    return part()
 
 
 def _check_new(path: str) -> None:
