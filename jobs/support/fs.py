@@ -164,6 +164,14 @@ def read_plain_file(path: Path, most: int) -> bytes:
         return reader.read(most)
 
 
+def remove_path(path: Path) -> None:
+    """Remove a file, or a directory and all in it, as `remove_tree` does. Raises OSError; it may be gone already."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        remove_tree(path)
+
+
 def remove_tree(directory: Path) -> None:
     """Remove a directory and all in it, however deep that is, and where directories are closed to their owner, whom we
     are. No link is followed. It may be gone already.
