@@ -211,6 +211,10 @@ async def _versions(tags: IfMatchHeader = None) -> frozenset[int] | None:
     return None if tags is None or tags.strip() == "*" else versions_of(tags)
 
 
+async def _peer_address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
 async def trace_context(request: Request) -> TraceContext | None:
     """The span that a request belongs to, by its header `traceparent`. One that is not valid, or not the only one, is
     ignored."""
@@ -236,6 +240,7 @@ Body = Annotated[bytes, Depends(body)]
 #: Those that a job may have which is to be changed; None: any.
 Versions = Annotated[frozenset[int] | None, Depends(_versions)]
 IdempotencyKey = Annotated[str, Depends(idempotency_key)]
+PeerAddress = Annotated[str, Depends(_peer_address)]
 CallersTrace = Annotated[TraceContext | None, Depends(trace_context)]
 WantsText = Annotated[bool, Depends(wants_text)]
 #: Streams of a log; `api.data.log_streams` reads it, and words the refusal of what the pattern leaves out.
