@@ -9,7 +9,7 @@ from api.groups import service
 from api.groups.searches import SweepSearches
 from api.groups.service import GroupService
 from api.http import negotiation, responses
-from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, checked_group_id, service_of
+from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, checked_id, service_of
 from api.http.operation_docs import BYTES, HTML, JSON, SVG, TEXT, content_of, describe, json_body
 from api.schemas import examples
 from jobs.store.groups import MAX_LISTED_GROUPS, GroupPage
@@ -39,11 +39,11 @@ _REFUSED = (
 
 
 async def _comparison_id(comparison: Annotated[str, Path(description="id of a comparison")]) -> str:
-    return checked_group_id(comparison, "comparison")
+    return checked_id(comparison, "comparison")
 
 
 async def _sweep_id(sweep: Annotated[str, Path(description="id of a sweep")]) -> str:
-    return checked_group_id(sweep, "sweep")
+    return checked_id(sweep, "sweep")
 
 
 ComparisonId = Annotated[str, Depends(_comparison_id)]
