@@ -50,7 +50,7 @@ class AttemptCarrier:
     def __init__(self, remote: RemoteStorage, root: Path, attempt: AttemptId, journal: CarryJournal) -> None:
         self._remote = remote
         self._root = root
-        self._attempt = paths.attempt_dir(root, attempt.tenant, attempt.job, attempt.number)
+        self._attempt = paths.dir_of_attempt(root, attempt)
         self._journal = journal
         self._frame_ends: dict[str, int] = {}  # how far each file that grows is whole
         self._seen_at: dict[str, tuple[float, float]] = {}  # monotonic times: first of all, and at the last piece

@@ -31,7 +31,7 @@ class CheckpointDirectories:
 def directories_of(config: AttemptConfig) -> CheckpointDirectories:
     """Where the checkpoints of an attempt go."""
     attempt = config.attempt
-    directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    directory = paths.dir_of_attempt(config.storage, attempt).absolute()
     kept = paths.checkpoints_dir(config.storage, attempt.tenant, attempt.job).absolute()
     return CheckpointDirectories(paths.drafts_dir(directory, config.part), kept, directory)
 

@@ -38,7 +38,7 @@ class PartLogs:
             OSError: the attempt's directory cannot be made.
         """
         attempt, spec = config.attempt, config.spec
-        directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
+        directory = paths.dir_of_attempt(config.storage, attempt)
         self._shipper = StreamShipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
         self._logs = LogRelay(directory, len(config.devices), self._shipper, first=config.first_device)
         self._meter = meter
