@@ -30,8 +30,6 @@ JOURNAL = "application/octet-stream"
 router = APIRouter(tags=["groups"])
 
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
-#: A browser may only show a picture or a page, without the rights of this service's origin.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 _REFUSED = (
     *("not_supported", "unknown_bundle", "unknown_secret", "unknown_pool", "too_large_for_pool", "invalid_spec"),
     *("idempotency_conflict", "storage_low", "store_full", "over_quota", "quota_exceeded", "too_many_reads"),
@@ -209,10 +207,4 @@ def _report_response(
     if media == TEXT:
         return responses.content_response(request, as_text(found).encode(), responses.TEXT)
     draw, ending = (as_picture, "svg") if media == SVG else (as_page, "html")
-    headers = {
-        "Content-Security-Policy": _POLICY,
-        "Content-Disposition": f'inline; filename="{file}.{ending}"',
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "private, no-cache",
-    }
-    return responses.content_response(request, draw(found).encode(), f"{media}; charset=utf-8", headers)
+    return responses.drawn_response(request, draw(found), media, f"{file}.{ending}")

@@ -73,6 +73,17 @@ def content_response(request: Request, body: bytes, media: str, headers: Mapping
     return Response(status_code=304, headers=named) if matches_tag(request, tag) else Response(body, 200, named, media)
 
 
+def drawn_response(request: Request, drawn: str, media: str, file: str) -> Response:
+    """A page or a picture, which a browser may only show, without the rights of this service's origin."""
+    headers = {
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
+        "Content-Disposition": f'inline; filename="{file}"',
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "private, no-cache",
+    }
+    return content_response(request, drawn.encode(), f"{media}; charset=utf-8", headers)
+
+
 def conditional_response(request: Request, found: TaggedJson) -> Response:
     """What was found, or 304 when the client has it already."""
     if matches_tag(request, found.tag):
