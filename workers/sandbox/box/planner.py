@@ -48,10 +48,14 @@ def _find_private_paths(settings: Settings) -> Iterator[Path]:
         yield _resolve(settings.tls_key).parent
     if settings.node_token_file is not None:
         yield _resolve(settings.node_token_file).parent
+    for socket in redis_sockets(settings):
+        yield _resolve(Path(socket)).parent
+
+
+def redis_sockets(settings: Settings) -> Iterator[str]:
     for url in {settings.control_url(), settings.telemetry()}:
         if url.startswith("unix://"):
-            socket = url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
-            yield _resolve(Path(socket)).parent
+            yield url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
 
 
 def _find_needed_paths(settings: Settings, pythons: Iterable[Path]) -> Iterator[Path]:
