@@ -54,7 +54,7 @@ from workers.supervisor.link.admission import LinkListener
 from workers.supervisor.link.errors import LinkFailure, NotJoined
 from workers.supervisor.main_thread_watch import START_SECONDS
 from workers.supervisor.process_setup import SupervisorCredentials, own_attempt, read_credentials
-from workers.supervisor.process_sweep import sweep_attempt
+from workers.supervisor.process_sweep import describe_survivors, sweep_attempt
 from workers.supervisor.working_dir import BundleUnusable
 
 log = structlog.get_logger(__name__)
@@ -304,6 +304,6 @@ def devices_to_quarantine(config: AttemptConfig, survivors: dict[int, str]) -> d
     """Why each device of the attempt cannot be given back: a process that does not die may still use any of them."""
     if not survivors:
         return {}
-    processes = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
     log.error("devices_quarantined", survivors=survivors)
-    return {device.index: f"would not die after {config.attempt}: {processes}" for device in config.devices}
+    reason = f"would not die after {config.attempt}: {describe_survivors(survivors)}"
+    return {device.index: reason for device in config.devices}
