@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.datastructures import URL
 
-from api.http.conventions.etags import require_tag
+from api.http.conventions.etags import make_tag, require_tag
 from api.http.request_turns import end_turn
 from shardyard.contract.errors import NotFound, PreconditionFailed
 from shardyard.contract.responses import Answer
@@ -68,7 +68,7 @@ def text_response(value: str, headers: Mapping[str, str] | None = None) -> Respo
 
 def content_response(request: Request, body: bytes, media: str, headers: Mapping[str, str] | None = None) -> Response:
     """Bytes of one of several media types, with an ETag of their content, or 304 when the client has them already."""
-    tag = f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+    tag = make_tag(body)
     named = {"ETag": tag, "Vary": "Accept", "X-Content-Type-Options": "nosniff", **(headers or {})}
     return Response(status_code=304, headers=named) if matches_tag(request, tag) else Response(body, 200, named, media)
 
