@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +34,18 @@ class ComparisonPlan:
     left_out: Sequence[LeftOut]
 
 
-def read_base(body: Mapping[str, Any], field: str = "spec") -> JobSpec:
-    """The spec that a group is made of. Raises InvalidSpec, with fields below `field`; NotSupported."""
+def read_base(body: Mapping[str, Any]) -> JobSpec:
+    """The spec that a group is made of. Raises InvalidSpec, with fields below `spec`; NotSupported."""
     try:
         return parse_spec(msgspec.json.encode(body))
     except InvalidSpec as error:
-        raise type(error)(error.message, fields=tuple(below(error, field))) from None
+        raise below_spec(error) from None
 
 
-def below(error: InvalidSpec, field: str) -> Iterator[FieldError]:
-    return (FieldError(f"{field}.{wrong.field}", wrong.message) for wrong in error.fields)
+def below_spec(error: InvalidRequest) -> InvalidRequest:
+    """What is wrong with a job's spec, as it is said of the spec in the body of a group."""
+    fields = (FieldError(f"spec.{wrong.field}", wrong.message) for wrong in error.fields)
+    return type(error)(error.message, fields=tuple(fields))
 
 
 def limit_steps(spec: dict[str, Any], steps: int) -> None:
