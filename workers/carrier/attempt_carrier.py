@@ -58,23 +58,24 @@ class AttemptCarrier:
         self.bytes_carried = 0
         self.refused: dict[str, str] = {}  # by path: what the remote has said of it, which will not change by itself
 
-    def carry_growing(self, *, finished: bool = False) -> int:
-        """Carry what logs and metrics have grown by, and what the leader on another node waits for. `finished`: nobody
-        writes to them any more. Returns the bytes that are left.
+    def carry_growing(self) -> int:
+        """Carry what logs and metrics have grown by, and what the leader on another node waits for. Returns the bytes
+        that are left.
 
         Raises:
             RemoteError: the remote refuses, or does not answer.
             OSError: the disk does not answer.
         """
-        left = sum(self._carry_pieces(file, finished) for file in growing_files(self._attempt))
+        left = sum(self._carry_pieces(file, finished=False) for file in growing_files(self._attempt))
         for found in draft_files(self._attempt, time.time()):
-            left += self._carry_whole(self._remote_path(found.path), found, finished)
+            left += self._carry_whole(self._remote_path(found.path), found, finished=False)
         self._raise_error()
         return left
 
     def carry_once(self, *, finished: bool = False) -> int:
-        """Carry everything that can be carried now. Returns the bytes that are left, among them those of files that
-        were changed lately. Raises as `carry_growing` does, when everything was tried."""
+        """Carry everything that can be carried now. `finished`: nobody writes to it any more. Returns the bytes that
+        are left, among them those of files that were changed lately. Raises as `carry_growing` does, when everything
+        was tried."""
         left = sum(self._carry_pieces(file, finished) for file in growing_files(self._attempt))
         remove_old_drafts(self._attempt)
         seen: set[str] = set()

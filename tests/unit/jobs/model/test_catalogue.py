@@ -146,7 +146,7 @@ def test_rows_of_built_in_data_are_known_from_the_arguments(ref: str, args: dict
 
 
 def test_the_listing_has_schemas_with_defaults_and_bounds() -> None:
-    listing = catalogue.listing()
+    listing = catalogue.load()
     assert set(listing) == {"models", "data", "losses", "optimizers", "schedulers"}
     width = listing["models"]["linear"]["args"]["properties"]["in_features"]
     assert (width["type"], width["minimum"]) == ("integer", 1)
