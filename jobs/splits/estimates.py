@@ -43,7 +43,6 @@ class TimeEstimate(msgspec.Struct, array_like=True):
 
     @property
     def measured(self) -> int:
-        """Steps that were measured."""
         return self.sketch.count
 
     @property

@@ -51,7 +51,6 @@ class WorkRates(msgspec.Struct, frozen=True):
 
 
 def rate_device(device: DeviceSums, facts: WorkFacts, peaks: Peaks | None) -> WorkRates:
-    """The rates of one device."""
     steps_per_second = 1000.0 * device.other.count / device.cycles_ms if device.cycles_ms else None
     rows = None if device.uncounted_steps or not device.steps else device.rows
     tokens = _tokens_of(device)

@@ -292,7 +292,6 @@ def _begin_sum(values: torch.Tensor) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def _without_wrapper(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Module) -> Iterator[nn.Module]:
-    """The model without the wrapper."""
     try:
         yield _put_back(model, path, inner)
     finally:

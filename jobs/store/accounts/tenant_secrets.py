@@ -87,7 +87,6 @@ def replace_sealed_secret(tenant: str, name: str, older: bytes, sealed: bytes) -
 
 
 def read_secret_tenants() -> Call[tuple[str, ...]]:
-    """Tenants that have secrets."""
     return Call(("SMEMBERS", SECRET_TENANTS), lambda reply: tuple(sorted(tenant.decode() for tenant in reply)))
 
 

@@ -410,7 +410,6 @@ def seal_name(webhook: str) -> str:
 
 
 def read_webhook_tenants() -> Call[tuple[str, ...]]:
-    """Tenants that have webhooks."""
     return Call(("SMEMBERS", WEBHOOK_TENANTS), lambda reply: tuple(sorted(tenant.decode() for tenant in reply)))
 
 

@@ -53,7 +53,6 @@ class PartLogs:
         self._activity = RankActivity(self._world_size, step)
 
     def add_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
-        """Take what a rank has printed."""
         if self._redactor is not None:
             data = self._redactor.clean_output(output.fd, data)
         self._keep(rank, output, data)
