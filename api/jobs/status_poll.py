@@ -22,6 +22,7 @@ from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
 from jobs.model.state import TERMINAL
 from jobs.store import JobView
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.responses import Progress
 
 #: Of the id of a job; what is shorter or longer may be another route.
@@ -74,9 +75,7 @@ class StatusCache:
         answer = tag_json(view.record.version, body)
         self._cached.pop(key, None)
         if len(body) <= MAX_CACHED_BYTES:
-            self._cached[key] = CachedStatus(view, progress, fleet, owner, answer)
-            if len(self._cached) > MAX_CACHED:
-                self._cached.popitem(last=False)
+            keep_newest(self._cached, key, CachedStatus(view, progress, fleet, owner, answer), MAX_CACHED)
         return answer
 
 

@@ -31,6 +31,7 @@ from jobs.store.attempts import AttemptId
 from jobs.store.call import Call
 from jobs.store.client import AsyncRedisStore
 from jobs.store.placement import HeldAttempt, read_attempt, read_attempt_number, read_held_attempts
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import Forbidden, UnreadableSpec
 
 T = TypeVar("T")
@@ -196,10 +197,7 @@ class NodeRights:
         return cast(T, found)  # what a call of this key has returned
 
     def _remember(self, key: object, found: object, seconds: float) -> None:
-        self._cached[key] = found, time.monotonic() + seconds
-        self._cached.move_to_end(key)
-        if len(self._cached) > MAX_CACHED:
-            self._cached.popitem(last=False)
+        keep_newest(self._cached, key, (found, time.monotonic() + seconds), MAX_CACHED)
 
 
 def is_check(node: str, parts: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from api.data.service_files import MOUNTED
 from jobs.model.settings import Settings
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import BodyTooLarge
 
 #: A count is good for so long, and for so many times as long as it took: many files cost the disk a twentieth of its
@@ -88,8 +89,5 @@ class BroughtSums:
         counted = await self._run(partial(MOUNTED.count_bytes, self._root / directory))
         took = time.monotonic() - began
         found = _Sum(counted, began, began + max(COUNT_SECONDS, REST * took))
-        self._sums[directory] = found
-        self._sums.move_to_end(directory)
-        if len(self._sums) > MAX_COUNTED:
-            self._sums.popitem(last=False)
+        keep_newest(self._sums, directory, found, MAX_COUNTED)
         return found

@@ -38,6 +38,7 @@ from jobs.storage.remote import (
     check_path,
     digest_file,
 )
+from jobs.support.bounded_cache import keep_newest
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -311,10 +312,7 @@ class ObjectStorage:
                 end = known[-1][1]
                 known.append((end, end + int(obstore.head(self._store, segment_key(path, end))["size"])))
         with self._lock:
-            self._rows[path] = known
-            self._rows.move_to_end(path)
-            while len(self._rows) > KNOWN_ROWS:
-                self._rows.popitem(last=False)
+            keep_newest(self._rows, path, known, KNOWN_ROWS)
         return known
 
     def _note(self, path: str, segment: Segment) -> None:
