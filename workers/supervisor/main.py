@@ -266,8 +266,9 @@ def end_attempt(
     survivors: dict[int, str],
     measured: AttemptMarks | None = None,
 ) -> None:
-    """Write how the attempt ended, as soon as its files are where others read them; where that takes long, leave both
-    to the node's agent."""
+    """Write how the attempt ended, as soon as its files are where others read them, and give the devices back: all its
+    processes but `survivors` are proven dead. Where that takes long, leave both to the node's agent. `measured` goes
+    into the devices' history."""
     if not run.is_delivered(outcome):
         try:
             lease.leave_end(outcome, backoff_seconds(), measured, run.pending_checkpoint, directory.pending_end)
@@ -276,19 +277,6 @@ def end_attempt(
         else:
             log.warning("end_waits_for_files", reason=outcome.reason, message=outcome.message)
             return
-    write_end(config, directory, lease, outcome, survivors, measured)
-
-
-def write_end(
-    config: AttemptConfig,
-    directory: AttemptDirectory,
-    lease: LeaseHolder,
-    outcome: AttemptOutcome,
-    survivors: dict[int, str],
-    measured: AttemptMarks | None = None,
-) -> None:
-    """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead.
-    `measured` goes into the devices' history."""
     quarantine = devices_to_quarantine(config, survivors)
     end = outcome.reason, outcome.message, outcome.error, outcome.result
     if lease.finish(*end, backoff_seconds(), quarantine, measured, pending_file=directory.pending_end):
