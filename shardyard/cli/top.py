@@ -168,7 +168,7 @@ def draw_board(board: ServiceBoard, by: SortOrder, width: int, height: int, now:
     jobs = board.sorted(by)
     running = [job for job in jobs if job.placement]
     letters = {job.id: LETTERS[place] for place, job in enumerate(running[: len(LETTERS)])}
-    head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, width, max(2, height // 3))]
+    head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, max(2, height // 3))]
     room = max(1, height - len(head) - 3)
     more = _waiting_summary(board, jobs, room)
     parts = [*head, "", _job_table(board, jobs[:room], letters, width, now or datetime.now(UTC))]
@@ -201,7 +201,7 @@ def _pool_lines(board: ServiceBoard) -> Iterator[Text]:
         yield Text("no pools: no worker has registered yet", "dim")
 
 
-def _node_lines(board: ServiceBoard, letters: dict[str, str], width: int, most: int) -> Iterator[Text]:
+def _node_lines(board: ServiceBoard, letters: dict[str, str], most: int) -> Iterator[Text]:
     """A mark for each device: the letter of the job that holds it, or a sign for its state."""
     name = min(20, max((len(node.id) for node in board.nodes), default=0))
     for node in board.nodes[:most]:

@@ -124,7 +124,7 @@ class AttemptCarrier:
             if finished and carried.appends > 1 and end <= MAX_MENDED_BYTES:
                 self._mend(path, file, carried)
         except OffsetMismatch as error:
-            self._begin_again(path, file, carried, error)
+            self._begin_again(path, carried, error)
         except RemoteError as error:
             self._note_error(path, error)
         return max(0, end - carried.bytes) if carried is not None else end
@@ -150,7 +150,7 @@ class AttemptCarrier:
         failpoints.reach("carry.put")
         self._journal.note(path, CarriedFile(carried.bytes, None, 1))
 
-    def _begin_again(self, path: str, file: Path, carried: CarriedFile | None, error: OffsetMismatch) -> None:
+    def _begin_again(self, path: str, carried: CarriedFile | None, error: OffsetMismatch) -> None:
         """The remote has another beginning of the file, or less of it than it had: it gets all that is whole here."""
         log.warning("remote_file_differs", path=path, at=carried.bytes if carried else 0, remote=error.size)
         try:
