@@ -1,12 +1,11 @@
 """The command that shows split reports: one, or two side by side; as text, as JSON, or in files as pictures."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client, print_json
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client, print_json, write_file
 from shardyard.contract.errors import InvalidRequest
 from shardyard.render.svg.palette import By
 
@@ -87,10 +86,7 @@ def _write_picture(drawn: bytes, file: str) -> None:
         sys.stdout.buffer.write(drawn)
         sys.stdout.buffer.flush()
         return
-    try:
-        Path(file).write_bytes(drawn)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file in a directory of yours") from error
+    write_file(file, drawn)
     print(f"{file}: {len(drawn):,} bytes", file=sys.stderr)
 
 
