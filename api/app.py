@@ -311,27 +311,59 @@ def _add_services(
     traces_are_on: bool,
 ) -> None:
     """What the routes call, each service by its type."""
-    control, storage = connections.control, app.state.storage
+    control, telemetry = connections.control, connections.telemetry
+    opened: ApiStorage = app.state.storage
     changes, memory = ChangeNotifier(control), MemoryGuard(control)
-    bundles = BundleService(control, storage.root, settings.max_bundles_bytes, disks, memory, storage.files)
-    services = _build_services(
+    bundles = BundleService(control, opened.root, settings.max_bundles_bytes, disks, memory, opened.files)
+    secrets = SecretService(control, settings.secret_keys())
+    storage = opened.for_readers()
+    fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
+    token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
+    feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
+    owners = OwnerNames(authenticator)
+    jobs = JobService(
         control,
-        connections.telemetry,
-        authenticator,
+        records,
+        telemetry,
+        fleet,
         changes,
         storage,
         bundles,
-        SecretService(control, settings.secret_keys()),
-        settings,
-        disks,
-        memory,
-        is_scheduler_alive,
-        app.state.audit_log,
+        secrets,
+        SubmitLimits(disks, memory, settings.max_artifact_bytes),
+        owners,
         traces_are_on=traces_are_on,
     )
-    services += (NodeFileService(control, storage.for_readers(), disks, settings), webhooks)
+    results = ResultService(records, telemetry, storage)
+    measures = MeasureReader(records, results, fleet)
+    events = EventService(records, feeds, ServiceFeed(control, fleet), streams)
+    audit_log: AuditLog = app.state.audit_log
+    services = (
+        jobs,
+        ResolveService(control, jobs, storage),
+        TableService(control, jobs, records, telemetry, owners),
+        results,
+        GroupService(control, jobs, records, measures),
+        SweepSearches(control, jobs, measures),
+        GateService(records, results),
+        ProfileService(control, records, storage),
+        events,
+        bundles,
+        FleetService(control, fleet),
+        ShareService(control),
+        ExplainService(control, records, fleet),
+        secrets,
+        token_service,
+        SessionService(control, authenticator, token_service),
+        AuditService(storage, opened.send_unsent),
+        QuotaService(control),
+        JoinService(control, fleet, settings.join_file, settings.secret_keys()),
+        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
+        NodeFileService(control, opened.for_readers(), disks, settings),
+        webhooks,
+    )
     app.state.services = {type(service): service for service in services}
-    app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
+    app.state.release_clients = partial(_release_clients, events, changes)
 
 
 def _start_audit_log(app: FastAPI, opened: AsyncExitStack) -> None:
@@ -404,66 +436,6 @@ def _release_clients(events: EventService, changes: ChangeNotifier) -> None:
     """Ends streams and answers requests that wait for a change: the process is about to end."""
     events.close()
     changes.release_all()
-
-
-def _build_services(
-    control: AsyncRedisStore,
-    telemetry: TelemetryReader,
-    authenticator: Authenticator,
-    changes: ChangeNotifier,
-    opened: ApiStorage,
-    bundles: BundleService,
-    secrets: SecretService,
-    settings: Settings,
-    disks: DiskGuard,
-    memory: MemoryGuard,
-    is_scheduler_alive: Callable[[], bool],
-    audit_log: AuditLog,
-    *,
-    traces_are_on: bool,
-) -> tuple[object, ...]:
-    storage = opened.for_readers()
-    fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
-    token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
-    feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
-    owners = OwnerNames(authenticator)
-    jobs = JobService(
-        control,
-        records,
-        telemetry,
-        fleet,
-        changes,
-        storage,
-        bundles,
-        secrets,
-        SubmitLimits(disks, memory, settings.max_artifact_bytes),
-        owners,
-        traces_are_on=traces_are_on,
-    )
-    results = ResultService(records, telemetry, storage)
-    measures = MeasureReader(records, results, fleet)
-    return (
-        jobs,
-        ResolveService(control, jobs, storage),
-        TableService(control, jobs, records, telemetry, owners),
-        results,
-        GroupService(control, jobs, records, measures),
-        SweepSearches(control, jobs, measures),
-        GateService(records, results),
-        ProfileService(control, records, storage),
-        EventService(records, feeds, ServiceFeed(control, fleet), streams),
-        bundles,
-        FleetService(control, fleet),
-        ShareService(control),
-        ExplainService(control, records, fleet),
-        secrets,
-        token_service,
-        SessionService(control, authenticator, token_service),
-        AuditService(storage, opened.send_unsent),
-        QuotaService(control),
-        JoinService(control, fleet, settings.join_file, settings.secret_keys()),
-        SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
-    )
 
 
 def _periodic_sweeps(

@@ -3,8 +3,12 @@
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from shardyard.contract.plain_text import escape_unsafe
+
+if TYPE_CHECKING:
+    from shardyard.contract.responses import PlacementView
 
 SHORT_ID_DIGITS = 8
 _WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -72,6 +76,11 @@ def byte_count(count: float | None) -> str:
 def format_number(value: float | None) -> str:
     """At most four significant digits, so that a live line keeps its width; `-` for None."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def place_names(places: Iterable["PlacementView"]) -> list[str]:
+    """Nodes, each with its devices in short."""
+    return [f"{place.node} {device_names(place.devices)}" for place in places]
 
 
 def device_names(labels: Iterable[str]) -> str:

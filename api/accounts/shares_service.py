@@ -1,7 +1,5 @@
 """The service of shares: sets the weights of tenants, and shows what they have used."""
 
-from collections.abc import Iterable
-
 from api.http import audit
 from api.http.auth import Principal
 from api.schemas.account_requests import parse_share
@@ -55,7 +53,7 @@ def pool_share_view(records: ShareRecords, tenant: str, pool: str) -> PoolShareV
     there = {usage.tenant: usage for usage in records.usage if usage.pool == pool}
     mine = there.get(tenant, PoolUsage(pool, tenant, 0.0, 0))
     everybody = sum(usage.device_seconds for usage in there.values())
-    weights = _sum_weights(records, there.keys() | {tenant})
+    weights = sum(map(records.weight, there.keys() | {tenant}))
     return PoolShareView(
         pool=pool,
         device_seconds=mine.device_seconds,
@@ -63,10 +61,6 @@ def pool_share_view(records: ShareRecords, tenant: str, pool: str) -> PoolShareV
         used_part=round(mine.device_seconds / everybody, 4) if everybody else 0.0,
         due_part=round(records.weight(tenant) / weights, 4),
     )
-
-
-def _sum_weights(records: ShareRecords, tenants: Iterable[str]) -> float:
-    return sum(map(records.weight, tenants))
 
 
 def _require_operator(who: Principal) -> None:

@@ -8,9 +8,9 @@ class QuotaRecount:
     """APIs and workers of an earlier version, which know no quotas, may go on beside this process for a quarter of an
     hour: so it counts when it starts, and for some time after."""
 
-    def __init__(self, control: RedisStore, rounds: int = 3) -> None:
+    def __init__(self, control: RedisStore) -> None:
         self._control = control
-        self._rounds = rounds
+        self._rounds = 3
 
     def recount(self) -> None:
         """Raises Unavailable: the control Redis does not answer."""

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
-from api.bucket.cache_room import DRAFT_SUFFIX, CacheRoom, remove_copy
+from api.bucket.cache_room import DRAFT_SUFFIX, CacheRoom
 from api.bucket.growing_copy import ForeignBytes, GrowingCopy
 from api.bucket.stream_tail import StreamTails
 from jobs.files import paths
 from jobs.files.profiles import RECORD_NAME
 from jobs.protocol import names
 from jobs.storage.remote import RemoteError, RemoteFull, UnknownFile, digest_file
+from jobs.support import fs
 from shardyard.contract.errors import StorageUnavailable
 
 if TYPE_CHECKING:  # obstore is for whoever has chosen it
@@ -114,7 +115,7 @@ class BucketFiles:
         """Remove a file, or all below a directory. It may be gone already."""
         with bucket_errors():
             self.remote.remove(self.key_of(path))
-        remove_copy(path)
+        fs.remove_path(path)
 
     # -- lists -----------------------------------------------------------------------------------------
 

@@ -19,8 +19,6 @@ from typing import Self
 
 import structlog
 
-from jobs.support import fs
-
 log = structlog.get_logger(__name__)
 
 MAX_PROCESSES = 64
@@ -118,11 +116,3 @@ def _files_below(top: Path) -> list[tuple[os.stat_result, Path]]:
                 path = Path(directory) / name
                 found.append((path.lstat(), path))
     return found
-
-
-def remove_copy(path: Path) -> None:
-    """Remove a copy, or all below a directory. Raises OSError; it may be gone."""
-    try:
-        path.unlink(missing_ok=True)
-    except IsADirectoryError:
-        fs.remove_tree(path)

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from jobs.files.frame_file import Frame, FrameKind, FrameReader
+from jobs.support import fs
 
 
 class ForeignBytes(Exception):
@@ -41,7 +42,7 @@ class GrowingCopy:
         data = b"".join(raw for _, raw in found)
         if data:
             begin = self._write(self.end, [data])
-            self.last = _moved(found[-1][0], begin + len(data) - len(found[-1][1]))
+            self.last = found[-1][0]._replace(offset=begin + len(data) - len(found[-1][1]))
         return len(data)
 
     def add_bytes(self, parts: Iterable[bytes]) -> int:
@@ -69,16 +70,10 @@ class GrowingCopy:
         try:
             offset = begin
             for part in chain((first,), coming):
-                left = memoryview(part)
-                while left:
-                    written = os.pwrite(file, left, offset)
-                    left, offset = left[written:], offset + written
+                fs.write_at(file, part, offset)
+                offset += len(part)
             if os.fstat(file).st_size > offset:
                 os.ftruncate(file, offset)
         finally:
             os.close(file)
         return begin
-
-
-def _moved(frame: Frame, offset: int) -> Frame:
-    return frame._replace(offset=offset)

@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from jobs import store
-from jobs.protocol.names import CHANGES
+from jobs.protocol.names import CHANGES, split_ref
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
 
@@ -115,8 +115,7 @@ class ChangeNotifier:
         if not found:
             return None
         ((_, entries),) = found
-        refs = (fields[b"job"].decode().partition("/") for _, fields in entries)
-        return entries[-1][0].decode(), {(tenant, job) for tenant, _, job in refs}
+        return entries[-1][0].decode(), {split_ref(fields[b"job"]) for _, fields in entries}
 
     async def _compare_new_jobs(self) -> None:
         while self._new:

@@ -60,10 +60,7 @@ class MountedFiles:
         return
 
     def remove(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except IsADirectoryError:
-            fs.remove_tree(path)
+        fs.remove_path(path)
 
     def list_names(self, directory: Path) -> list[str]:
         try:

@@ -19,6 +19,7 @@ from api.schemas import views
 from jobs.model.records import JobRecord
 from jobs.model.state import TERMINAL, JobState
 from jobs.store.groups import Child
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import NotFound, UnreadableSpec
 from shardyard.contract.groups import CurvePoint
 from shardyard.contract.report import Report
@@ -98,9 +99,7 @@ class MeasureReader:
             return self._ended[key]
         found = await self._read_files(who, record)
         if record.state in TERMINAL and found.report is not None and found.report.final:
-            self._ended[key] = found
-            if len(self._ended) > KEPT_MEASURES:
-                self._ended.popitem(last=False)
+            keep_newest(self._ended, key, found, KEPT_MEASURES)
         return found
 
     async def _read_files(self, who: Principal, record: JobRecord) -> JobMeasures:

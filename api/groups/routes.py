@@ -9,7 +9,7 @@ from api.groups import service
 from api.groups.searches import SweepSearches
 from api.groups.service import GroupService
 from api.http import negotiation, responses
-from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, checked_group_id, service_of
+from api.http.deps import Body, Caller, CallersTrace, IdempotencyKey, checked_id, service_of
 from api.http.operation_docs import BYTES, HTML, JSON, SVG, TEXT, content_of, describe, json_body
 from api.schemas import examples
 from jobs.store.groups import MAX_LISTED_GROUPS, GroupPage
@@ -30,8 +30,6 @@ JOURNAL = "application/octet-stream"
 router = APIRouter(tags=["groups"])
 
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
-#: A browser may only show a picture or a page, without the rights of this service's origin.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 _REFUSED = (
     *("not_supported", "unknown_bundle", "unknown_secret", "unknown_pool", "too_large_for_pool", "invalid_spec"),
     *("idempotency_conflict", "storage_low", "store_full", "over_quota", "quota_exceeded", "too_many_reads"),
@@ -39,11 +37,11 @@ _REFUSED = (
 
 
 async def _comparison_id(comparison: Annotated[str, Path(description="id of a comparison")]) -> str:
-    return checked_group_id(comparison, "comparison")
+    return checked_id(comparison, "comparison")
 
 
 async def _sweep_id(sweep: Annotated[str, Path(description="id of a sweep")]) -> str:
-    return checked_group_id(sweep, "sweep")
+    return checked_id(sweep, "sweep")
 
 
 ComparisonId = Annotated[str, Depends(_comparison_id)]
@@ -209,10 +207,4 @@ def _report_response(
     if media == TEXT:
         return responses.content_response(request, as_text(found).encode(), responses.TEXT)
     draw, ending = (as_picture, "svg") if media == SVG else (as_page, "html")
-    headers = {
-        "Content-Security-Policy": _POLICY,
-        "Content-Disposition": f'inline; filename="{file}.{ending}"',
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "private, no-cache",
-    }
-    return responses.content_response(request, draw(found).encode(), f"{media}; charset=utf-8", headers)
+    return responses.drawn_response(request, draw(found), media, f"{file}.{ending}")

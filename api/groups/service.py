@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from jobs.store import groups
 from jobs.store.client import AsyncRedisStore
 from jobs.store.groups import GroupKind, GroupPage, GroupRecord, GroupView, NewChild, NewGroup
 from jobs.support import failpoints
-from shardyard.contract.errors import FieldError, InvalidSpec, NotFound, TooLargeForPool, UnknownPool, UnreadableSpec
+from shardyard.contract.errors import InvalidSpec, NotFound, TooLargeForPool, UnknownPool, UnreadableSpec
 from shardyard.contract.groups import (
     Comparison,
     ComparisonReport,
@@ -216,7 +216,7 @@ class GroupService:
         try:
             stored = await self._store.run(call)
         except (InvalidSpec, TooLargeForPool, UnknownPool) as error:
-            raise type(error)(error.message, fields=tuple(_below_spec(error.fields))) from None
+            raise variants.below_spec(error) from None
         failpoints.reach("submit_group.after_store")
         if stored.created:
             audit.log_audit_event(who, f"{about.kind}_submitted", group=stored.group, jobs=len(children))
@@ -226,7 +226,7 @@ class GroupService:
         try:
             await self._jobs.check_spec(who, spec)
         except InvalidSpec as error:
-            raise type(error)(error.message, fields=tuple(_below_spec(error.fields))) from None
+            raise variants.below_spec(error) from None
 
     async def list_groups(self, who: Principal, kind: GroupKind, cursor: str, limit: int) -> GroupPage:
         """Raises MalformedCursor."""
@@ -274,10 +274,6 @@ def _shown_values(who: Principal, values: dict[str, Any]) -> dict[str, Any]:
     return {
         path: HIDDEN if path == "program" or path.startswith("program.env") else value for path, value in values.items()
     }
-
-
-def _below_spec(fields: Iterable[FieldError]) -> list[FieldError]:
-    return [FieldError(f"spec.{wrong.field}", wrong.message) for wrong in fields]
 
 
 def _job_of(number: int, job: str, row: JobRow | None) -> _Job:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,8 @@ from api.schemas.job_requests import parse_spec
 from jobs.model.spec import DISTRIBUTED, JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
 from shardyard.contract.groups import LeftOut
+from shardyard.contract.strategies import ENDLESS_EPOCHS, set_strategy
 
-#: Of a run that has a limit of steps: it has no other.
-ENDLESS_EPOCHS = 1_000_000
-#: Fields of `parallelism` that only some strategies have.
-_OF_STRATEGIES = {
-    "dim": {"dp"},
-    "output_device": {"dp"},
-    "functional": {"dp"},
-    "module": {"dp", "ddp"},
-    "placement": {"single"},
-    "backend": {"ddp", "fsdp"},
-}
 #: What short runs leave out: it takes time between steps, and nobody needs what it leaves.
 _NOT_IN_SHORT_RUNS = ("evaluate", "checkpoint")
 PROBLEM = "the comparison is not valid"
@@ -44,16 +34,18 @@ class ComparisonPlan:
     left_out: Sequence[LeftOut]
 
 
-def read_base(body: Mapping[str, Any], field: str = "spec") -> JobSpec:
-    """The spec that a group is made of. Raises InvalidSpec, with fields below `field`; NotSupported."""
+def read_base(body: Mapping[str, Any]) -> JobSpec:
+    """The spec that a group is made of. Raises InvalidSpec, with fields below `spec`; NotSupported."""
     try:
         return parse_spec(msgspec.json.encode(body))
     except InvalidSpec as error:
-        raise type(error)(error.message, fields=tuple(below(error, field))) from None
+        raise below_spec(error) from None
 
 
-def below(error: InvalidSpec, field: str) -> Iterator[FieldError]:
-    return (FieldError(f"{field}.{wrong.field}", wrong.message) for wrong in error.fields)
+def below_spec(error: InvalidRequest) -> InvalidRequest:
+    """What is wrong with a job's spec, as it is said of the spec in the body of a group."""
+    fields = (FieldError(f"spec.{wrong.field}", wrong.message) for wrong in error.fields)
+    return type(error)(error.message, fields=tuple(fields))
 
 
 def limit_steps(spec: dict[str, Any], steps: int) -> None:
@@ -112,12 +104,7 @@ def _make_variant(wanted: ComparisonRequest, base: JobSpec, rows: int, strategy:
         message = "the strategy single has only one device"
         raise InvalidSpec(message, fields=(FieldError("devices", message),))
     spec: dict[str, Any] = copy.deepcopy(wanted.spec)
-    parallelism: dict[str, Any] = spec.setdefault("parallelism", {})
-    for name, owners in _OF_STRATEGIES.items():
-        if strategy not in owners:
-            parallelism.pop(name, None)
-    parallelism["strategy"] = strategy
-    spec["resources"] = {"devices": devices}
+    set_strategy(spec, strategy, devices)
     limit_steps(spec, wanted.steps)
     ranks = devices if strategy in DISTRIBUTED else 1
     spec["program"]["data"]["batch_size"] = _rows_of_rank(base, rows, ranks, strategy, wanted)

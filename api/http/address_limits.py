@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import RateLimited
 
 #: Addresses that are remembered; one that was forgotten begins anew.
@@ -36,10 +37,7 @@ class AddressLimiter:
             raise RateLimited(
                 f"too many sign-ins have begun from your address; try again in {seconds} s", retry_after=seconds
             )
-        self._full_at[network] = full_at
-        self._full_at.move_to_end(network)
-        if len(self._full_at) > MAX_ADDRESSES:
-            self._full_at.popitem(last=False)
+        keep_newest(self._full_at, network, full_at, MAX_ADDRESSES)
 
 
 def _network_of(address: str) -> str:

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from api.http.exposure import UnsafeToStart, is_loopback
 from jobs.model.records import TokenRecord
@@ -17,6 +16,7 @@ from jobs.store.accounts import sessions, tokens
 from jobs.store.accounts.sessions import SessionOwner
 from jobs.store.accounts.tokens import Scope
 from jobs.store.client import AsyncRedisStore
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import Forbidden, Unauthenticated
 
 #: Everything else needs a token. They show whether the service is up and how to use it, the same to everyone.
@@ -54,7 +54,6 @@ SAFE = frozenset({"GET", "HEAD"})
 
 CACHE_SECONDS = 5.0
 MAX_CACHED = 4096
-T = TypeVar("T")
 
 SESSION_OVER = "the session has ended; sign in again"
 
@@ -120,7 +119,7 @@ class Authenticator:
             raise Unauthenticated("send a token as `Authorization: Bearer <token>`")
         principal = await self.authenticate_token(text)
         _, until = self._tokens.get(principal.token, (None, time.monotonic() + CACHE_SECONDS))
-        _cache_entry(self._principals, header, (principal, until))
+        keep_newest(self._principals, header, (principal, until), MAX_CACHED)
         return principal
 
     async def authenticate_token(self, text: str) -> Principal:
@@ -178,15 +177,8 @@ class Authenticator:
             return record
         record = await self._store.run(tokens.read_token(token))
         if record is not None:
-            _cache_entry(self._tokens, token, (record, time.monotonic() + CACHE_SECONDS))
+            keep_newest(self._tokens, token, (record, time.monotonic() + CACHE_SECONDS), MAX_CACHED)
         return record
-
-
-def _cache_entry(known: OrderedDict[str, T], name: str, value: T) -> None:
-    known[name] = value
-    known.move_to_end(name)
-    if len(known) > MAX_CACHED:
-        known.popitem(last=False)
 
 
 def load_operator_token(settings: Settings) -> TokenRecord:

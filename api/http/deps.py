@@ -107,22 +107,15 @@ async def principal(request: Request) -> Principal:
     return principal
 
 
-async def _node(request: Request) -> Principal:
-    who = await principal(request)
-    who.require_scope(Scope.NODE)
-    return who
+def _holder_of(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
+    """A dependency that is a caller whose token has a scope."""
 
+    async def holder(request: Request) -> Principal:
+        who = await principal(request)
+        who.require_scope(scope)
+        return who
 
-async def _joining(request: Request) -> Principal:
-    who = await principal(request)
-    who.require_scope(Scope.JOIN)
-    return who
-
-
-async def _admin(request: Request) -> Principal:
-    who = await principal(request)
-    who.require_scope(Scope.ADMIN)
-    return who
+    return holder
 
 
 def service_of(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
@@ -136,29 +129,22 @@ def service_of(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
 
 
 async def job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
-    return _checked_id(job)
+    return checked_id(job)
 
 
 async def _other_job_id(against: Annotated[str, Query(description="id of the other job")]) -> str:
-    return _checked_id(against)
+    return checked_id(against)
 
 
-def _checked_id(job: str) -> str:
+def checked_id(given: str, kind: str = "job") -> str:
     """An id that is not one of ours is simply not found, and never reaches a key or a path."""
-    if _JOB_ID.fullmatch(job) is None:
-        raise NotFound(f"there is no job {job[:64]!r}")
-    return job
-
-
-def checked_group_id(group: str, kind: str) -> str:
-    """As `_checked_id`, of a comparison or a sweep."""
-    if _JOB_ID.fullmatch(group) is None:
-        raise NotFound(f"there is no {kind} {group[:64]!r}")
-    return group
+    if _JOB_ID.fullmatch(given) is None:
+        raise NotFound(f"there is no {kind} {given[:64]!r}")
+    return given
 
 
 async def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")]) -> str:
-    """As `_checked_id`: what is not of the form of an id reaches no key and no path."""
+    """As `checked_id`: what is not of the form of an id reaches no key and no path."""
     if re.fullmatch(r"sha256:[0-9a-f]{64}", bundle) is None:
         raise NotFound(f"there is no bundle {bundle[:80]!r}")
     return bundle
@@ -209,6 +195,10 @@ async def _versions(tags: IfMatchHeader = None) -> frozenset[int] | None:
     return None if tags is None or tags.strip() == "*" else versions_of(tags)
 
 
+async def _peer_address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
 async def trace_context(request: Request) -> TraceContext | None:
     """The span that a request belongs to, by its header `traceparent`. One that is not valid, or not the only one, is
     ignored."""
@@ -224,9 +214,9 @@ async def wants_text(request: Request) -> bool:
 
 
 Caller = Annotated[Principal, Depends(principal)]
-Admin = Annotated[Principal, Depends(_admin)]
-Node = Annotated[Principal, Depends(_node)]
-Joining = Annotated[Principal, Depends(_joining)]
+Admin = Annotated[Principal, Depends(_holder_of(Scope.ADMIN))]
+Node = Annotated[Principal, Depends(_holder_of(Scope.NODE))]
+Joining = Annotated[Principal, Depends(_holder_of(Scope.JOIN))]
 JobId = Annotated[str, Depends(job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]
@@ -234,6 +224,7 @@ Body = Annotated[bytes, Depends(body)]
 #: Those that a job may have which is to be changed; None: any.
 Versions = Annotated[frozenset[int] | None, Depends(_versions)]
 IdempotencyKey = Annotated[str, Depends(idempotency_key)]
+PeerAddress = Annotated[str, Depends(_peer_address)]
 CallersTrace = Annotated[TraceContext | None, Depends(trace_context)]
 WantsText = Annotated[bool, Depends(wants_text)]
 #: Streams of a log; `api.data.log_streams` reads it, and words the refusal of what the pattern leaves out.

@@ -30,8 +30,6 @@ class GaugeValues:
 
 
 class ProcessMetrics:
-    """The metrics of one process."""
-
     media_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self) -> None:

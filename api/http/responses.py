@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.datastructures import URL
 
-from api.http.conventions.etags import require_tag
+from api.http.conventions.etags import make_tag, require_tag
 from api.http.request_turns import end_turn
 from shardyard.contract.errors import NotFound, PreconditionFailed
 from shardyard.contract.responses import Answer
@@ -68,9 +68,20 @@ def text_response(value: str, headers: Mapping[str, str] | None = None) -> Respo
 
 def content_response(request: Request, body: bytes, media: str, headers: Mapping[str, str] | None = None) -> Response:
     """Bytes of one of several media types, with an ETag of their content, or 304 when the client has them already."""
-    tag = f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+    tag = make_tag(body)
     named = {"ETag": tag, "Vary": "Accept", "X-Content-Type-Options": "nosniff", **(headers or {})}
     return Response(status_code=304, headers=named) if matches_tag(request, tag) else Response(body, 200, named, media)
+
+
+def drawn_response(request: Request, drawn: str, media: str, file: str) -> Response:
+    """A page or a picture, which a browser may only show, without the rights of this service's origin."""
+    headers = {
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
+        "Content-Disposition": f'inline; filename="{file}"',
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "private, no-cache",
+    }
+    return content_response(request, drawn.encode(), f"{media}; charset=utf-8", headers)
 
 
 def conditional_response(request: Request, found: TaggedJson) -> Response:

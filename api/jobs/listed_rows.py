@@ -8,6 +8,7 @@ from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
 from jobs.model.records import JobRow, QueueView
 from jobs.model.state import TERMINAL
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.responses import Answer, Progress
 
 #: Rows that are kept, of all tenants together, at about a kilobyte each.
@@ -45,9 +46,7 @@ class ListedRows:
         row = _encode(job, queue, progress, fleet)
         self._kept.pop(key, None)
         if len(bytes(row)) <= MAX_ROW_BYTES:
-            self._kept[key] = job, fleet, row
-            if len(self._kept) > MAX_ROWS:
-                self._kept.popitem(last=False)
+            keep_newest(self._kept, key, (job, fleet, row), MAX_ROWS)
         return row
 
 

@@ -13,7 +13,7 @@ from shardyard.contract.responses import Plan
 def list_recipes() -> dict[str, Any]:
     from jobs.model import catalogue
 
-    return dict(catalogue.listing())
+    return dict(catalogue.load())
 
 
 def plan_job(wanted: JobSpec, against: JobSpec | None = None, history: RowHistory | None = None) -> Plan:

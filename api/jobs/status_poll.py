@@ -5,7 +5,6 @@ itself, so the rules stand there; a request with a query takes the framework's w
 ([0035](../../docs/decisions/0035-shared-connections-and-short-status-polls.md)).
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from api.http import deps, problems
 from api.http.audit_middleware import AuditMiddleware
-from api.http.responses import TaggedJson
+from api.http.responses import TaggedJson, tag_json
 from api.schemas import views
 from api.schemas.fleet_facts import FleetFacts
 from jobs.model.state import TERMINAL
 from jobs.store import JobView
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.responses import Progress
 
 #: Of the id of a job; what is shorter or longer may be another route.
@@ -72,13 +72,10 @@ class StatusCache:
         if last is not None and last.is_of(view, progress, fleet, owner):
             return last.answer
         body = msgspec.json.encode(views.job_status(view, progress, fleet, owner, shows_env=self._shows_env))
-        tag = f'W/"{view.record.version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
-        answer = TaggedJson(body, tag)
+        answer = tag_json(view.record.version, body)
         self._cached.pop(key, None)
         if len(body) <= MAX_CACHED_BYTES:
-            self._cached[key] = CachedStatus(view, progress, fleet, owner, answer)
-            if len(self._cached) > MAX_CACHED:
-                self._cached.popitem(last=False)
+            keep_newest(self._cached, key, CachedStatus(view, progress, fleet, owner, answer), MAX_CACHED)
         return answer
 
 

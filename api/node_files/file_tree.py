@@ -17,6 +17,7 @@ from itertools import islice
 from jobs.files import paths
 from jobs.storage.directory import DirectoryStorage
 from jobs.storage.remote import MAX_PARTS, DigestMismatch, OffsetMismatch, RemoteError, UnknownFile
+from jobs.support import fs
 from shardyard.contract.errors import ShardyardError
 
 #: Uploads of a node that are not complete; one that nobody has touched for so long gives way to a new one, or goes.
@@ -69,10 +70,7 @@ def write_draft(files: DirectoryStorage, draft: str, offset: int, part: bytes) -
         size = os.fstat(file).st_size
         if size != offset:
             raise OffsetMismatch(draft, offset, size)
-        left = memoryview(part)
-        while left:
-            written = os.pwrite(file, left, offset)
-            left, offset = left[written:], offset + written
+        fs.write_at(file, part, offset)
     finally:
         os.close(file)
 

@@ -31,6 +31,7 @@ from jobs.store.attempts import AttemptId
 from jobs.store.call import Call
 from jobs.store.client import AsyncRedisStore
 from jobs.store.placement import HeldAttempt, read_attempt, read_attempt_number, read_held_attempts
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import Forbidden, UnreadableSpec
 
 T = TypeVar("T")
@@ -51,13 +52,10 @@ _SAVED_BY_SCRIPTS = (("artifacts", "checkpoints"), ("artifacts", ".checkpoints")
 
 
 class NodeRights:
-    def __init__(
-        self, control: AsyncRedisStore, settings: Settings, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, control: AsyncRedisStore, settings: Settings) -> None:
         self._store = control
         self._settings = settings
         self._late_us = int((settings.lease_seconds + HAND_OVER_SECONDS) * 1e6)
-        self._clock = clock
         self._cached: OrderedDict[object, tuple[Any, float]] = OrderedDict()
 
     async def require_read(self, node: str, path: PurePosixPath) -> None:
@@ -101,7 +99,7 @@ class NodeRights:
         """How many nodes a job wants, and how many checkpoints it keeps; the most where the spec cannot be read."""
         key = ("bound", tenant, job)
         found, until = self._cached.get(key, (None, 0.0))
-        if found is None or self._clock() >= until:
+        if found is None or time.monotonic() >= until:
             try:
                 view = await self._store.run(store.read_job(tenant, job))
                 program = view.spec.program
@@ -193,16 +191,13 @@ class NodeRights:
 
     async def _read(self, key: object, call: Call[T], *, fresh: bool) -> T:
         found, until = self._cached.get(key, (None, 0.0))
-        if fresh or self._clock() >= until:
+        if fresh or time.monotonic() >= until:
             found = await self._store.run(call)
             self._remember(key, found, CACHE_SECONDS)
         return cast(T, found)  # what a call of this key has returned
 
     def _remember(self, key: object, found: object, seconds: float) -> None:
-        self._cached[key] = found, self._clock() + seconds
-        self._cached.move_to_end(key)
-        if len(self._cached) > MAX_CACHED:
-            self._cached.popitem(last=False)
+        keep_newest(self._cached, key, (found, time.monotonic() + seconds), MAX_CACHED)
 
 
 def is_check(node: str, parts: tuple[str, ...]) -> bool:

@@ -3,7 +3,6 @@
 import base64
 import binascii
 import re
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -120,8 +119,8 @@ async def remove(who: Node, files: ServiceDep, path: str) -> Response:
     return Response(status_code=204)
 
 
-def _at(status: int, offset: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(status_code=status, headers={"Upload-Offset": str(offset), **(headers or {})})
+def _at(status: int, offset: int) -> Response:
+    return Response(status_code=status, headers={"Upload-Offset": str(offset)})
 
 
 def _wrong_offset(request: Request, error: WrongOffset) -> Response:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from api.data.service_files import MOUNTED
 from jobs.model.settings import Settings
+from jobs.support.bounded_cache import keep_newest
 from shardyard.contract.errors import BodyTooLarge
 
 #: A count is good for so long, and for so many times as long as it took: many files cost the disk a twentieth of its
@@ -56,22 +57,16 @@ def bound_of_checkpoints(settings: Settings, directory: PurePosixPath, nodes: in
 class BroughtSums:
     """`run` has a thread do what waits for the disk."""
 
-    def __init__(
-        self,
-        root: Path,
-        run: Callable[[Callable[[], int]], Awaitable[int]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, root: Path, run: Callable[[Callable[[], int]], Awaitable[int]]) -> None:
         self._root = root
         self._run = run
-        self._clock = clock
         self._sums: OrderedDict[PurePosixPath, _Sum] = OrderedDict()
 
     async def require_room(self, bound: Bound, more: int) -> None:
         """Raises:
         BodyTooLarge: with so many bytes more there would be too many.
         """
-        now, known = self._clock(), self._sums.get(bound.directory)
+        now, known = time.monotonic(), self._sums.get(bound.directory)
         if (
             known is None
             or now >= known.good_until
@@ -90,12 +85,9 @@ class BroughtSums:
             known.bytes += count
 
     async def _count(self, directory: PurePosixPath) -> _Sum:
-        began = self._clock()
+        began = time.monotonic()
         counted = await self._run(partial(MOUNTED.count_bytes, self._root / directory))
-        took = self._clock() - began
+        took = time.monotonic() - began
         found = _Sum(counted, began, began + max(COUNT_SECONDS, REST * took))
-        self._sums[directory] = found
-        self._sums.move_to_end(directory)
-        if len(self._sums) > MAX_COUNTED:
-            self._sums.popitem(last=False)
+        keep_newest(self._sums, directory, found, MAX_COUNTED)
         return found

@@ -17,9 +17,6 @@ router = APIRouter(tags=["splits"])
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
 DIFF_MEDIA = (JSON, TEXT, HTML)
 
-#: A browser may only show a picture or a page, without the rights of this service's origin.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
-
 Attempt = Annotated[int | None, Query(ge=1)]
 WantsNotes = Annotated[bool, Query(description="whether text tells why numbers are missing or count differently")]
 
@@ -47,8 +44,9 @@ async def splits(
         return _text_response(request, await results.splits_text(who, job, attempt, device, notes=notes))
     if media == SVG:
         drawn = await results.splits_picture(who, job, attempt, device, by)
-        return _drawn_response(request, drawn, SVG, f"split-{job}.svg")
-    return _drawn_response(request, await results.splits_page(who, job, attempt, device, by), HTML, f"split-{job}.html")
+        return responses.drawn_response(request, drawn, SVG, f"split-{job}.svg")
+    drawn = await results.splits_page(who, job, attempt, device, by)
+    return responses.drawn_response(request, drawn, HTML, f"split-{job}.html")
 
 
 @router.get(
@@ -80,18 +78,8 @@ async def splits_diff(
         text = await results.splits_diff_text(who, job, attempt, against, against_attempt, notes=notes)
         return _text_response(request, text)
     drawn = await results.splits_diff_page(who, job, attempt, against, against_attempt)
-    return _drawn_response(request, drawn, HTML, f"splits-{job}-{against}.html")
+    return responses.drawn_response(request, drawn, HTML, f"splits-{job}-{against}.html")
 
 
 def _text_response(request: Request, words: str) -> Response:
     return responses.content_response(request, words.encode(), responses.TEXT)
-
-
-def _drawn_response(request: Request, drawn: str, media: str, file: str) -> Response:
-    headers = {
-        "Content-Security-Policy": _POLICY,
-        "Content-Disposition": f'inline; filename="{file}"',
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "private, no-cache",
-    }
-    return responses.content_response(request, drawn.encode(), f"{media}; charset=utf-8", headers)

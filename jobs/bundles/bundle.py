@@ -101,12 +101,9 @@ def _checked_entries(file: BinaryIO, limits: BundleLimits) -> list[ZipEntry]:
 
 
 def _make_listing(entries: list[ZipEntry]) -> BundleListing:
-    files = sorted((UnpackedFile(entry.name, entry.size) for entry in entries if not entry.is_directory), key=_path_of)
+    files = [UnpackedFile(entry.name, entry.size) for entry in entries if not entry.is_directory]
+    files.sort(key=lambda file: file.path)
     return BundleListing(files=tuple(files), bytes=sum(file.bytes for file in files))
-
-
-def _path_of(file: UnpackedFile) -> str:
-    return file.path
 
 
 def _extract_one(file: BinaryIO, entry: ZipEntry, base: Path) -> None:

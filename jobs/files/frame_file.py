@@ -28,6 +28,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import msgspec
 import zstandard
 
+from jobs.support import fs
+
 #: Writers stay far below; a header that claims more is not one of ours.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_UNPACKED_BYTES = 16 * 1024 * 1024
@@ -127,17 +129,17 @@ def parse_frame(raw: bytes) -> tuple[Frame, bytes]:
     Raises:
         CorruptFrame: the bytes are not one whole frame of ours.
     """
-    frame = _parse_header(raw, 0, 0)
+    frame = _parse_header(raw, 0)
     if frame is None or frame.end != len(raw):
         raise CorruptFrame(f"{len(raw)} bytes are not one frame")
     return frame, _checked_payload(raw)
 
 
-def _parse_header(buffer: bytes, at: int, offset: int) -> Frame | None:
-    """The header at `at` of `buffer`, which lies at `offset` of the file."""
-    if len(buffer) - at < _HEADER_BYTES:
+def _parse_header(buffer: bytes, offset: int) -> Frame | None:
+    """The header that `buffer` begins with, which lies at `offset` of the file."""
+    if len(buffer) < _HEADER_BYTES:
         return None
-    magic, kind, tags, length, number, first, last, first_step, last_step, skip = _HEADER.unpack_from(buffer, at)
+    magic, kind, tags, length, number, first, last, first_step, last_step, skip = _HEADER.unpack_from(buffer)
     if magic != _MAGIC or length > MAX_PAYLOAD_BYTES:
         return None
     return Frame(offset, kind, length, number, first, last, first_step, last_step, skip, tags)
@@ -180,7 +182,7 @@ class FrameReader:
         """The whole frame that begins at `offset`, if there is one."""
         if offset + _HEADER_BYTES > self._end:  # of what is no file the end is 0, and it is not read
             return None
-        frame = _parse_header(os.pread(self._fd, _HEADER_BYTES, offset), 0, offset)
+        frame = _parse_header(os.pread(self._fd, _HEADER_BYTES, offset), offset)
         if frame is None or frame.end > self._end:
             return None
         return frame
@@ -344,11 +346,8 @@ class FrameWriter:
 
     def _write_all(self, data: bytes) -> None:
         assert self._fd is not None
-        view, offset = memoryview(data), self._tail.end
         try:
-            while view:
-                written = os.pwrite(self._fd, view, offset)
-                view, offset = view[written:], offset + written
+            fs.write_at(self._fd, data, self._tail.end)
         except OSError:
             with suppress(OSError):  # what stays is a torn end: readers ignore it, the next append overwrites it
                 os.ftruncate(self._fd, self._tail.end)

@@ -24,6 +24,10 @@ The API and every node see the same directory, so these names are part of the co
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobs.store import AttemptId
 
 #: Directory of uploads of nodes that are not complete; back-ups leave out what begins with a dot.
 NODE_DRAFTS = ".node-drafts"
@@ -55,6 +59,10 @@ def job_dir(storage: Path, tenant: str, job: str) -> Path:
 
 def attempt_dir(storage: Path, tenant: str, job: str, attempt: int) -> Path:
     return job_dir(storage, tenant, job) / str(attempt)
+
+
+def dir_of_attempt(storage: Path, attempt: "AttemptId") -> Path:
+    return attempt_dir(storage, attempt.tenant, attempt.job, attempt.number)
 
 
 def logs_dir(attempt: Path) -> Path:

@@ -30,21 +30,16 @@ _NOUNS = {
 
 @functools.cache
 def load() -> Catalogue:
-    """The catalogue, read once."""
+    """`models`, `data`, `losses`, `optimizers` and `schedulers`, each by name: what `GET /v1/recipes` answers."""
     loaded: Catalogue = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
     return loaded
 
 
-def listing() -> Catalogue:
-    """What `GET /v1/recipes` answers: `models`, `data`, `losses`, `optimizers`, `schedulers`, each by name."""
-    return load()
-
-
-def check(spec: JobSpec, catalogue: Catalogue | None = None) -> list[FieldError]:
+def check(spec: JobSpec) -> list[FieldError]:
     """Every built-in name and argument of `spec` that is wrong, with the field to change."""
     if not isinstance(spec.program, RecipeProgram):
         return []
-    known = catalogue or load()
+    known = load()
     program = spec.program
     wrong: list[FieldError] = []
     for field, group, component in (

@@ -49,7 +49,6 @@ def parse_traceparent(header: str) -> TraceContext | None:
 
 
 def span_id(job_ref: str, name: str) -> str:
-    """The id of a span of a job."""
     return hashlib.sha256(f"{job_ref} {name}".encode()).hexdigest()[:16]
 
 

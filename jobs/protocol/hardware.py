@@ -89,8 +89,6 @@ class SampleSeries(msgspec.Struct):
 
 
 class DeviceSamples(msgspec.Struct):
-    """All samples of one device."""
-
     device: int
     samples: int = 0
     seconds: float = 0.0

@@ -33,6 +33,12 @@ def job_ref(tenant: str, job: str) -> str:
     return f"{tenant}/{job}"
 
 
+def split_ref(ref: bytes) -> tuple[str, str]:
+    """The tenant of a ref, and what it is of that tenant."""
+    tenant, _, rest = ref.decode().partition("/")
+    return tenant, rest
+
+
 def attempt_ref(tenant: str, job: str, attempt: int) -> str:
     return f"{tenant}/{job}/{attempt}"
 

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from jobs.protocol.records import PrimitiveTimes, Step
-from jobs.splits.estimates import WARM_UP_STEPS, TimeEstimate
+from jobs.splits.estimates import WARM_UP_STEPS, TimeEstimate, known_values
 from jobs.splits.even_steps import EvenSteps
 from jobs.splits.step_windows import WindowHistory
 from jobs.support.quantiles import QuantileSketch
@@ -358,18 +358,9 @@ def _sum_measured(values: Sequence[float | None]) -> float:
     return sum([value for value in values if value is not None and 0 <= value <= MAX_MEASURED])
 
 
-def known_values(column: Sequence[float | None]) -> list[float]:
-    return [value for value in column if value is not None]
-
-
 def fill_missing(column: Column) -> list[float]:
     return [value or 0.0 for value in column]
 
 
 def _add_columns(column: Column, other: Column) -> list[float]:
     return list(map(add, fill_missing(column), fill_missing(other)))
-
-
-def across_devices(take: Callable[[Iterable[float]], float], columns: Sequence[Sequence[float]]) -> list[float]:
-    """The greatest or least of all devices, step by step."""
-    return list(map(take, zip(*columns, strict=True)))

@@ -29,9 +29,9 @@ class TimeEstimate(msgspec.Struct, array_like=True):
 
     def add_all(self, values: Sequence[float | None]) -> None:
         """Add the times of some steps; `None` where a step has one that was not measured."""
-        known = [value for value in values if value is not None]
+        known = known_values(values)
         self.sketch.add_all(known)
-        late = known if self.steps >= WARM_UP_STEPS else _after_warm_up(values, WARM_UP_STEPS - self.steps)
+        late = known if self.steps >= WARM_UP_STEPS else known_values(values[WARM_UP_STEPS - self.steps :])
         self.steps += len(values)
         self.late += len(late)
         self.late_total = sum(late, self.late_total)
@@ -43,7 +43,6 @@ class TimeEstimate(msgspec.Struct, array_like=True):
 
     @property
     def measured(self) -> int:
-        """Steps that were measured."""
         return self.sketch.count
 
     @property
@@ -69,5 +68,5 @@ class TimeEstimate(msgspec.Struct, array_like=True):
         return Z_95 * math.sqrt(variance * (missed + missed**2 / self.late))
 
 
-def _after_warm_up(values: Sequence[float | None], first: int) -> list[float]:
-    return [value for value in values[first:] if value is not None]
+def known_values(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -8,7 +8,7 @@ Slow devices are those whose average is more than a tenth above the (lower) medi
 least for the others; the rest are its peers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -42,9 +42,9 @@ class EvenSteps(msgspec.Struct, array_like=True):
         self.waited_ms = _add(self.waited_ms or [0.0] * len(busy), list(map(sum, waited)))
         slow = self.slow_devices()
         peers = [device for device in range(len(busy)) if device not in slow]
-        ended, arrived = _least(waited), _most([arrivals[peer] for peer in peers])
-        worked = _most([busy[peer] for peer in peers])
-        stand_ins = _most([[before[peer], *busy[peer][:-1]] for peer in peers[: len(slow)]])
+        ended, arrived = across_devices(min, waited), across_devices(max, [arrivals[peer] for peer in peers])
+        worked = across_devices(max, [busy[peer] for peer in peers])
+        stand_ins = across_devices(max, [[before[peer], *busy[peer][:-1]] for peer in peers[: len(slow)]])
         self.gained_ms += sum(
             -last - own - max(0.0, other - most)
             for last, own, other, most in zip(ended, arrived, stand_ins, worked, strict=True)
@@ -79,9 +79,6 @@ def _subtract(left: Sequence[float], right: Sequence[float]) -> list[float]:
     return [one - other for one, other in zip(left, right, strict=True)]
 
 
-def _most(columns: Columns) -> list[float]:
-    return list(map(max, zip(*columns, strict=True)))
-
-
-def _least(columns: Columns) -> list[float]:
-    return list(map(min, zip(*columns, strict=True)))
+def across_devices(take: Callable[[Iterable[float]], float], columns: Columns) -> list[float]:
+    """The greatest or least of all devices, step by step."""
+    return list(map(take, zip(*columns, strict=True)))

@@ -26,7 +26,6 @@ def find_slowest_node(nodes: Sequence[str], waited_ms: Sequence[float]) -> str |
 
 
 def group_by_node(nodes: Sequence[str]) -> dict[str, list[int]]:
-    """The devices of each node."""
     found: dict[str, list[int]] = {}
     for device, node in enumerate(nodes):
         found.setdefault(node, []).append(device)

@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from jobs.splits.estimates import WARM_UP_STEPS
+from jobs.splits.estimates import WARM_UP_STEPS, known_values
 
 #: Steps of a window that has not been merged.
 WINDOW_STEPS = 10
@@ -150,7 +150,7 @@ class WindowHistory(msgspec.Struct, array_like=True):
             steps=count,
             cycle_ms=_trimmed_mean(pending.cycles[:count]),
             rows=[sum(column[:count]) / count for column in pending.rows],
-            forward=[_trimmed_mean(_known(column[:count])) for column in pending.forward],
+            forward=[_trimmed_mean(known_values(column[:count])) for column in pending.forward],
             backward=_typical_backwards(pending, count),
             wait=[_trimmed_mean(column[:count]) for column in pending.wait],
         )
@@ -204,7 +204,7 @@ def _trimmed_mean(values: Sequence[float]) -> float:
 
 def _typical_backwards(pending: _Pending, count: int) -> list[float | None]:
     """The mean of what was measured, as far as it leaves room for the other devices of its process."""
-    known = [_known(column[:count]) for column in pending.backward]
+    known = [known_values(column[:count]) for column in pending.backward]
     means = [_trimmed_mean(values) if values else None for values in known]
     totals: dict[int, float] = {}
     for process, mean in zip(pending.processes, means, strict=True):
@@ -216,9 +216,5 @@ def _typical_backwards(pending: _Pending, count: int) -> list[float | None]:
 
 
 def _longest_backward(whole: Sequence[float | None], others_ms: float) -> float:
-    known = _known(whole)
+    known = known_values(whole)
     return max(0.0, median(known) - others_ms) if len(known) >= _MIN_TRIMMED else math.inf
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from jobs.splits.device_sums import DeviceSums
+from jobs.splits.estimates import known_values
 from shardyard.contract.report import DeviceMeasures
 
 Peaks = Mapping[str, float]
@@ -50,7 +51,6 @@ class WorkRates(msgspec.Struct, frozen=True):
 
 
 def rate_device(device: DeviceSums, facts: WorkFacts, peaks: Peaks | None) -> WorkRates:
-    """The rates of one device."""
     steps_per_second = 1000.0 * device.other.count / device.cycles_ms if device.cycles_ms else None
     rows = None if device.uncounted_steps or not device.steps else device.rows
     tokens = _tokens_of(device)
@@ -123,11 +123,11 @@ def _together(rates: Sequence[float | None], facts: WorkFacts) -> float | None:
     if facts.rows == "unknown":
         return None
     if facts.rows == "same":
-        known = [rate for rate in rates if rate is not None]
+        known = known_values(rates)
         return max(known) if known and len(known) == len(rates) else None
     return _rounded(_sum(rates))
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = known_values(values)
     return sum(known) if known and len(known) == len(values) else None

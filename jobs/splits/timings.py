@@ -32,16 +32,14 @@ from jobs.splits.device_sums import (
     RowCost,
     Share,
     Sums,
-    across_devices,
     add_share,
     copying_ms,
     estimate_work,
     fill_missing,
-    known_values,
     measured,
 )
-from jobs.splits.estimates import TimeEstimate
-from jobs.splits.even_steps import EvenSteps
+from jobs.splits.estimates import TimeEstimate, known_values
+from jobs.splits.even_steps import EvenSteps, across_devices
 from jobs.splits.node_measures import find_slowest_node
 from jobs.splits.step_windows import StepColumns
 from jobs.splits.throughput import NO_FACTS, WorkFacts, rate_device

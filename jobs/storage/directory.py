@@ -25,7 +25,7 @@ from jobs.storage.remote import (
     check_path,
     read_in_turn,
 )
-from jobs.support.fs import remove_tree
+from jobs.support import fs
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -59,9 +59,7 @@ class DirectoryStorage:
         known = max(0, min(size - offset, len(data)))
         if offset > size or os.pread(file, known, offset) != data[:known]:
             raise OffsetMismatch(path, offset, size)
-        written = known
-        while written < len(data):
-            written += os.pwrite(file, data[written:], offset + written)
+        fs.write_at(file, data[known:], offset + known)
 
     def put(self, path: str, file: Path, digest: str) -> None:
         check_path(path)
@@ -158,7 +156,7 @@ class DirectoryStorage:
             except FileNotFoundError:
                 return
             except IsADirectoryError:
-                remove_tree(self._root / prefix)
+                fs.remove_tree(self._root / prefix)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[int]:

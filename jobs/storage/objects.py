@@ -38,6 +38,7 @@ from jobs.storage.remote import (
     check_path,
     digest_file,
 )
+from jobs.support.bounded_cache import keep_newest
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -191,8 +192,9 @@ class ObjectStorage:
         """As the port says; several parts are on their way at a time. `whole`: a file that is appended to is none."""
         check_path(path)
         with _translated(path), ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            for parts in _batches(self._parts(path, offset, whole), PARTS_AT_ONCE):
-                yield from pool.map(_call, parts)
+            parts = self._parts(path, offset, whole)
+            for start in range(0, len(parts), PARTS_AT_ONCE):
+                yield from pool.map(lambda part: part(), parts[start : start + PARTS_AT_ONCE])
 
     def _parts(self, path: str, offset: int, whole: bool) -> list["partial[bytes]"]:
         try:
@@ -310,10 +312,7 @@ class ObjectStorage:
                 end = known[-1][1]
                 known.append((end, end + int(obstore.head(self._store, segment_key(path, end))["size"])))
         with self._lock:
-            self._rows[path] = known
-            self._rows.move_to_end(path)
-            while len(self._rows) > KNOWN_ROWS:
-                self._rows.popitem(last=False)
+            keep_newest(self._rows, path, known, KNOWN_ROWS)
         return known
 
     def _note(self, path: str, segment: Segment) -> None:
@@ -332,7 +331,7 @@ class ObjectStorage:
         if len(wanted) < 2:
             return b"".join(part() for part in wanted)
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            return b"".join(pool.map(_call, wanted))
+            return b"".join(pool.map(lambda part: part(), wanted))
 
     def _join_small(self, path: str) -> None:
         """Make one segment of many at the end of a row. It takes the place of the first of them, and is there before
@@ -403,14 +402,6 @@ def _length(segment: Segment) -> int:
 def _stored_object(meta: Any) -> StoredObject:
     modified = meta["last_modified"].timestamp()
     return StoredObject(path_of(str(meta["path"])), int(meta["size"]), modified, str(meta["e_tag"] or ""))
-
-
-def _batches(parts: Sequence["partial[bytes]"], most: int) -> Iterator[Sequence["partial[bytes]"]]:
-    return (parts[start : start + most] for start in range(0, len(parts), most))
-
-
-def _call(part: "partial[bytes]") -> bytes:
-    return part()
 
 
 def _check_new(path: str) -> None:

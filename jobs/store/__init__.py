@@ -9,7 +9,6 @@ from jobs.store.archive import (
     ARCHIVED_SECONDS,
     ArchiveOutcome,
     EndedJob,
-    EndedJobs,
     KeyDump,
     Snapshot,
     archive_job,
@@ -26,7 +25,6 @@ from jobs.store.attempts import (
     RESEND_SECONDS,
     AttemptId,
     ClaimReply,
-    Dispatched,
     Hint,
     PartId,
     abandon,
@@ -58,13 +56,7 @@ from jobs.store.bundles import (
 from jobs.store.call import Call
 from jobs.store.device_history import MAX_HISTORY_LINES, HistoryPage, read_history, read_recent_history
 from jobs.store.job_lists import (
-    MAX_CANCEL_SCANNED,
-    MAX_CANCELLED,
-    MAX_SCANNED,
-    CancelledChunk,
-    ChangePage,
     FoundJobs,
-    JobCount,
     JobFilter,
     JobRowPage,
     cancel_many,
@@ -79,7 +71,6 @@ from jobs.store.job_lists import (
     read_versions,
 )
 from jobs.store.jobs import (
-    IDEMPOTENCY_SECONDS,
     JobView,
     SubmitReply,
     cancel,
@@ -95,7 +86,6 @@ from jobs.store.nodes import (
     DrainDeadline,
     FleetRecords,
     HeartbeatReply,
-    Heartbeats,
     NodeStanding,
     Registration,
     acquire_lead,
@@ -125,7 +115,7 @@ from jobs.store.quarantine import (
     unquarantine,
     unquarantine_proven,
 )
-from jobs.store.specs import MAX_SPEC_BYTES, decode_spec, decode_spec_json, encode_spec
+from jobs.store.specs import decode_spec, decode_spec_json, encode_spec
 
 __all__ = [
     "ARCHIVED_SECONDS",
@@ -134,32 +124,21 @@ __all__ = [
     "BundleRecord",
     "BundleUpload",
     "Call",
-    "CancelledChunk",
-    "ChangePage",
     "ClaimReply",
-    "Dispatched",
     "DrainDeadline",
     "FORMAT",
     "FleetRecords",
     "FoundJobs",
-    "Heartbeats",
     "Hint",
     "HistoryPage",
-    "IDEMPOTENCY_SECONDS",
-    "JobCount",
     "JobFilter",
     "JobRowPage",
     "JobView",
     "EndedJob",
-    "EndedJobs",
     "KeyDump",
-    "MAX_CANCELLED",
-    "MAX_CANCEL_SCANNED",
     "MAX_DISPATCHED",
     "MAX_HISTORY_LINES",
     "MAX_LOSSES",
-    "MAX_SCANNED",
-    "MAX_SPEC_BYTES",
     "HeartbeatReply",
     "NodeStanding",
     "PartId",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from jobs.model.records import Fields
-from jobs.protocol.names import job_ref
+from jobs.protocol.names import job_ref, split_ref
 from jobs.store.call import Call, call_function, ignore_reply, read_hash
 from jobs.store.specs import decompress_spec
 
@@ -18,12 +18,8 @@ ARCHIVED_SECONDS = 120
 
 def list_finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str], ...]]:
     """Jobs, as (tenant, id), that ended so long ago; those that ended first come first."""
-
-    def decode(reply: Sequence[bytes]) -> tuple[tuple[str, str], ...]:
-        refs = (ref.decode().partition("/") for ref in reply)
-        return tuple((tenant, job) for tenant, _, job in refs)
-
-    return call_function("list_finished", decode, age_us=int(age_seconds * 1e6), limit=limit)
+    age_us = int(age_seconds * 1e6)
+    return call_function("list_finished", lambda reply: tuple(map(split_ref, reply)), age_us=age_us, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +46,7 @@ def list_ended(after: int, after_ref: str, limit: int) -> Call[EndedJobs]:
 
     def decode(reply: Sequence[Any]) -> EndedJobs:
         now, *found = reply
-        jobs = ((*ref.decode().split("/", 1), int(ended)) for ref, ended in found)
-        return EndedJobs(int(now), tuple(EndedJob(tenant, job, ended) for tenant, job, ended in jobs))
+        return EndedJobs(int(now), tuple(EndedJob(*split_ref(ref), int(ended)) for ref, ended in found))
 
     return call_function("list_ended", decode, after=after, after_ref=after_ref, limit=limit)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from jobs.model.records import Fields
 from jobs.store.function_library import function_library
+from shardyard.contract.errors import NotFound
 
 T = TypeVar("T")
 Word = str | bytes | int
@@ -46,6 +47,16 @@ def read_hash(reply: Iterable[bytes] | Fields) -> Fields:
 
 def is_ok(reply: bytes) -> bool:
     return reply == b"ok"
+
+
+def raise_if_missing(error: NotFound) -> Callable[[bytes], None]:
+    """A decoder for calls that have nothing to answer but that there is no such thing."""
+
+    def decode(reply: bytes) -> None:
+        if reply == b"missing":
+            raise error
+
+    return decode
 
 
 def ignore_reply(_: Any) -> None:

@@ -51,7 +51,7 @@ def connect(url: str) -> "redis.Redis":
         socket_timeout=REPLY_SECONDS,
         socket_connect_timeout=CONNECT_SECONDS,
         health_check_interval=15,
-        retry=_retry(),
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
     )
 
 
@@ -66,10 +66,6 @@ def _client(url: str, **settings: Any) -> "redis.Redis":
         return sentinel_client(url, driver_info=None, **settings)
     client: redis.Redis = redis.Redis.from_url(url, driver_info=None, **settings)
     return client
-
-
-def _retry() -> Retry:
-    return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2)
 
 
 class RedisStore:

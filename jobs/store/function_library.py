@@ -144,7 +144,10 @@ def is_function_missing(error: RedisError) -> bool:
 def function_library() -> FunctionLibrary:
     lua = files("jobs.store") / "lua"
     shared = "\n".join((lua / f"{part}.lua").read_text() for part in SHARED_PARTS)
-    bodies = {file.name.removesuffix(".lua"): file.read_text() for file in sorted(_function_files(lua), key=_file_name)}
+    bodies = {
+        file.name.removesuffix(".lua"): file.read_text()
+        for file in sorted(_function_files(lua), key=lambda file: file.name)
+    }
     digest = hashlib.sha256("\0".join((shared, *bodies, *bodies.values())).encode()).hexdigest()[:12]
     return FunctionLibrary(
         name=_NAME_PREFIX + digest,
@@ -157,10 +160,6 @@ def _function_files(lua: Traversable) -> Iterator[Traversable]:
     for folder in lua.iterdir():
         if folder.is_dir():
             yield from (file for file in folder.iterdir() if file.name.endswith(".lua"))
-
-
-def _file_name(file: Traversable) -> str:
-    return file.name
 
 
 def _registrations(bodies: dict[str, str], digest: str) -> Iterator[str]:

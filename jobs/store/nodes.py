@@ -1,6 +1,6 @@
 """Nodes: registered, alive, drained, gone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from jobs.model.provided_pool import ProvidedPools
 from jobs.model.records import Fields, LowDisk, NodeInfo, NodeRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId, PartId
-from jobs.store.call import Call, call_function, is_ok, read_hash
+from jobs.store.call import Call, call_function, is_ok, raise_if_missing, read_hash
 from jobs.store.policies import decode_policies
 from jobs.store.provided_pools import read_provided
 from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
@@ -174,7 +174,7 @@ def _set_drain(
     node: str, mode: Literal["draining", "leaving"], *, enabled: bool, deadline_seconds: float | None = None
 ) -> Call[None]:
     seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
-    decode = _raise_if_missing(node)
+    decode = raise_if_missing(NotFound(f"there is no node {node!r}"))
     return call_function("drain_node", decode, node=node, mode=mode, enabled="1" if enabled else "", seconds=seconds)
 
 
@@ -189,14 +189,6 @@ def relieve_node(node: str, instance: str, low: LowDisk) -> Call[int]:
     nearly full. The node gets no work from then on, until a heartbeat says that there is room. Returns how many were
     asked for the first time; nothing happens where `instance` is not the node's worker any more."""
     return call_function("relieve_node", int, node=node, instance=instance, low=msgspec.json.encode(low))
-
-
-def _raise_if_missing(node: str) -> Callable[[bytes], None]:
-    def decode(reply: bytes) -> None:
-        if reply == b"missing":
-            raise NotFound(f"there is no node {node!r}")
-
-    return decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ class QuarantinedDevice:
 
 
 def list_quarantined(node: str) -> Call[tuple[QuarantinedDevice, ...]]:
-    """The devices of a node that are in quarantine."""
-
     def decode(reply: Sequence[bytes]) -> tuple[QuarantinedDevice, ...]:
         entries = sorted((int(device), entry) for device, entry in read_hash(reply).items())
         return tuple(QuarantinedDevice(device, Quarantine.from_entry(entry), entry) for device, entry in entries)

@@ -99,6 +99,18 @@ def overwrite_file(path: Path, body: bytes) -> None:
         os.close(file)
 
 
+def write_at(file: int, body: bytes, offset: int) -> None:
+    """Write all of a body into an open file; the system may take it in pieces.
+
+    Raises:
+        OSError: the disk refuses; a part may be written.
+    """
+    left = memoryview(body)
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
+
+
 def allocate_file(path: Path, size: int) -> None:
     """Have a file of `size` bytes whose space is allocated, made if need be.
 
@@ -150,6 +162,14 @@ def read_plain_file(path: Path, most: int) -> bytes:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
         return reader.read(most)
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, or a directory and all in it, as `remove_tree` does. Raises OSError; it may be gone already."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        remove_tree(path)
 
 
 def remove_tree(directory: Path) -> None:

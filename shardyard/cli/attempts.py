@@ -19,7 +19,7 @@ def attempts_command(job: JobId, url: Url = None, token: Token = None, as_json: 
 def _print_attempts(found: "AttemptList") -> None:
     listing = make_table("#ATTEMPT", "WHERE", "NETWORK", "FROM", "STARTED", "TOOK", "ENDED", "WHY")
     for attempt in found.attempts:
-        where = ", ".join(f"{place.node} {formatting.device_names(place.devices)}" for place in attempt.placement)
+        where = ", ".join(formatting.place_names(attempt.placement))
         took = formatting.format_duration(formatting.seconds_between(attempt.started_at, attempt.ended_at))
         started = formatting.local_time(attempt.started_at)
         ended = attempt.reason.code if attempt.reason is not None else attempt.state

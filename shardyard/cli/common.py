@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -169,6 +170,14 @@ def read_spec(file: str) -> bytes:
     from shardyard.specs.spec_files import read_spec_file
 
     return read_spec_file(file)
+
+
+def write_file(file: str | Path, body: bytes) -> None:
+    """Raises InvalidRequest where the file cannot be written."""
+    try:
+        Path(file).write_bytes(body)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file that you can write") from error
 
 
 def print_submitted(job: "JobSummary") -> None:

@@ -1,17 +1,16 @@
 """The command that shows split reports: one, or two side by side; as text, as JSON, or in files as pictures."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client, print_json
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client, print_json, write_file
 from shardyard.contract.errors import InvalidRequest
 from shardyard.render.svg.palette import By
 
 if TYPE_CHECKING:
-    from shardyard.client import Client
+    from shardyard.client.transport import HttpCall
 
 Attempt = Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)]
 
@@ -39,18 +38,28 @@ def splits_command(
     as_json: AsJson = False,
 ) -> None:
     """Show what each device got of every batch, what it cost there, and what to change."""
+    from shardyard.client import endpoints
+
     files = {HTML: html, SVG: svg}
     wanted = {kind: file for kind, file in files.items() if file is not None}
     _check_options(wanted, by, against, device, as_json)
+
+    def draw(kind: str, with_notes: bool | None = None) -> "HttpCall[bytes]":
+        if against is not None:
+            return endpoints.draw_comparison(kind, job, against, attempt=attempt, notes=with_notes)
+        return endpoints.draw_report(kind, job, attempt=attempt, device=device, by=by, notes=with_notes)
+
     with connect_client(url, token) as client:
         if wanted:
-            drawn = {kind: _draw_picture(client, kind, job, against, attempt, device, by) for kind in wanted}
+            drawn = {kind: client.call(draw(kind)) for kind in wanted}
             for kind, file in wanted.items():
                 _write_picture(drawn[kind], file)
+        elif not as_json:
+            print(client.call(draw("text/plain", notes or None)).decode(), end="")
         elif against is not None:
-            _print_comparison(client, job, against, attempt, as_json=as_json, notes=notes)
+            print_json(client.json(endpoints.compare_reports(job, against, attempt=attempt)))
         else:
-            _print_report(client, job, attempt, device, as_json=as_json, notes=notes)
+            print_json(client.json(endpoints.get_report(job, attempt=attempt, device=device)))
 
 
 def _check_options(
@@ -71,50 +80,13 @@ def _check_options(
         raise InvalidRequest("only one of --html and --svg can go to standard output; give the other one a file name")
 
 
-def _print_report(
-    client: "Client", job: str, attempt: int | None, device: int | None, *, as_json: bool, notes: bool
-) -> None:
-    from shardyard.client import endpoints
-
-    if as_json:
-        print_json(client.json(endpoints.get_report(job, attempt=attempt, device=device)))
-    else:
-        call = endpoints.draw_report("text/plain", job, attempt=attempt, device=device, notes=notes or None)
-        print(client.call(call).decode(), end="")
-
-
-def _print_comparison(
-    client: "Client", job: str, against: str, attempt: int | None, *, as_json: bool, notes: bool
-) -> None:
-    from shardyard.client import endpoints
-
-    if as_json:
-        print_json(client.json(endpoints.compare_reports(job, against, attempt=attempt)))
-    else:
-        call = endpoints.draw_comparison("text/plain", job, against, attempt=attempt, notes=notes or None)
-        print(client.call(call).decode(), end="")
-
-
-def _draw_picture(
-    client: "Client", kind: str, job: str, against: str | None, attempt: int | None, device: int | None, by: By | None
-) -> bytes:
-    from shardyard.client import endpoints
-
-    if against is not None:
-        return client.call(endpoints.draw_comparison(kind, job, against, attempt=attempt))
-    return client.call(endpoints.draw_report(kind, job, attempt=attempt, device=device, by=by))
-
-
 def _write_picture(drawn: bytes, file: str) -> None:
     """Write text to a file, or to standard output for "-". Raises InvalidRequest."""
     if file == "-":
         sys.stdout.buffer.write(drawn)
         sys.stdout.buffer.flush()
         return
-    try:
-        Path(file).write_bytes(drawn)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file that you can write") from error
+    write_file(file, drawn)
     print(f"{file}: {len(drawn):,} bytes", file=sys.stderr)
 
 

@@ -51,7 +51,7 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
 
 def placement_text(places: "Sequence[PlacementView]") -> str:
     """Nodes with their devices; of several nodes a line for each, with its ranks where they are known."""
-    words = [f"{place.node} {formatting.device_names(place.devices)}" for place in places]
+    words = formatting.place_names(places)
     if len(words) < 2:
         return "".join(words)
     ranks = [f"  {describe_ranks(place.ranks)}" if place.ranks else "" for place in places]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -265,7 +266,8 @@ def submit_command(
         with connect_client(url, token) as client:
             spec = spec or _read_spec_of_job(source, client)
             waits = _drop_unset(start_after=start, depends_on=_find_jobs(client, depends_on))
-            return _submit_spec(_add_fields(spec, waits), client, bool(follow), as_json)
+            spec = _edit_spec(spec, lambda fields: fields | waits) if waits else spec
+            return _submit_spec(spec, client, bool(follow), as_json)
     _refuse_two_programs(from_job, script, module)
     from shardyard.cli import scripts
     from shardyard.client.scripts import build_script_spec
@@ -361,23 +363,16 @@ def build_spec(spec: bytes, changes: list[str]) -> bytes:
         return spec
     from shardyard.specs.changes import change_spec
 
+    return _edit_spec(spec, lambda fields: change_spec(fields, changes))
+
+
+def _edit_spec(spec: bytes, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
+    """A spec that is no object stays as it is: the service says what is wrong with it, and where."""
     try:
         fields = json.loads(spec)
     except ValueError:
-        return spec  # the service says what is wrong with it, and where
-    return json.dumps(change_spec(fields, changes)).encode() if isinstance(fields, dict) else spec
-
-
-def _add_fields(spec: bytes, fields: dict[str, Any]) -> bytes:
-    """A spec with other values of some of its fields. One that is no object is left to the service, as by
-    `build_spec`."""
-    if not fields:
         return spec
-    try:
-        known = json.loads(spec)
-    except ValueError:
-        return spec
-    return json.dumps(known | fields).encode() if isinstance(known, dict) else spec
+    return json.dumps(edit(fields)).encode() if isinstance(fields, dict) else spec
 
 
 def _parse_start(given: str) -> float | str:

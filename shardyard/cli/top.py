@@ -166,8 +166,9 @@ class ServiceBoard:
 def draw_board(board: ServiceBoard, by: SortOrder, width: int, height: int, now: datetime | None = None) -> Group:
     """The board, drawn in a number of columns and lines."""
     jobs = board.sorted(by)
-    letters = {job.id: LETTERS[place] for place, job in enumerate(_running_jobs(jobs)[: len(LETTERS)])}
-    head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, width, max(2, height // 3))]
+    running = [job for job in jobs if job.placement]
+    letters = {job.id: LETTERS[place] for place, job in enumerate(running[: len(LETTERS)])}
+    head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, max(2, height // 3))]
     room = max(1, height - len(head) - 3)
     more = _waiting_summary(board, jobs, room)
     parts = [*head, "", _job_table(board, jobs[:room], letters, width, now or datetime.now(UTC))]
@@ -181,10 +182,6 @@ def draw_board(board: ServiceBoard, by: SortOrder, width: int, height: int, now:
 def visible_jobs(board: ServiceBoard, by: SortOrder, height: int) -> list["JobSummary"]:
     """The jobs that such a screen shows, about."""
     return board.sorted(by)[:height]
-
-
-def _running_jobs(jobs: Sequence["JobSummary"]) -> list["JobSummary"]:
-    return [job for job in jobs if job.placement]
 
 
 def _pool_lines(board: ServiceBoard) -> Iterator[Text]:
@@ -204,7 +201,7 @@ def _pool_lines(board: ServiceBoard) -> Iterator[Text]:
         yield Text("no pools: no worker has registered yet", "dim")
 
 
-def _node_lines(board: ServiceBoard, letters: dict[str, str], width: int, most: int) -> Iterator[Text]:
+def _node_lines(board: ServiceBoard, letters: dict[str, str], most: int) -> Iterator[Text]:
     """A mark for each device: the letter of the job that holds it, or a sign for its state."""
     name = min(20, max((len(node.id) for node in board.nodes), default=0))
     for node in board.nodes[:most]:

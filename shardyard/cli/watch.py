@@ -341,7 +341,7 @@ def _feed_view(client: Client, job: str, view: QuietView) -> JobStatus:
     seen = _LineFilter(view)
 
     def tell(error: ShardyardError) -> None:
-        view.remark(_retry_message(error))
+        view.remark(f"{error.message}; trying again")
 
     stream = operations.follow_job(job, "all", tail=view.lines_from, away=tell, stream=view.streams)
     if not (view.prints_lines or view.lines_from):
@@ -405,7 +405,3 @@ def _wants_line(stream: str, streams: str) -> bool:
 def _show_report(client: Client, job: str, view: QuietView) -> None:
     with contextlib.suppress(NotFound, Unavailable):  # there is none yet, or the next event brings it
         view.report(client.call(endpoints.get_report(job)))
-
-
-def _retry_message(error: ShardyardError) -> str:
-    return f"{error.message}; trying again"

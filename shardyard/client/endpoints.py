@@ -90,28 +90,28 @@ def _plan_call(kind: Any, spec: Spec, against: str | None, headers: Mapping[str,
 
 def list_jobs(**filters: Any) -> HttpCall[responses.JobList]:
     """One page, newest first. Filters: state, pool, label, name, archived, limit, cursor."""
-    return _get_request("/v1/jobs", responses.JobList, **filters)
+    return get_request("/v1/jobs", responses.JobList, **filters)
 
 
 def read_job_table(columns: Sequence[str], **filters: Any) -> HttpCall[responses.JobTable]:
     """One page of a list, with values of columns such as `loss`, `metrics.accuracy` and `spec.program.epochs`."""
-    return _get_request("/v1/jobs/table", responses.JobTable, columns=_join_names(columns), **filters)
+    return get_request("/v1/jobs/table", responses.JobTable, columns=_join_names(columns), **filters)
 
 
 def list_job_columns() -> HttpCall[responses.JobColumnList]:
-    return _get_request("/v1/jobs/columns", responses.JobColumnList)
+    return get_request("/v1/jobs/columns", responses.JobColumnList)
 
 
 def get_job(job: str, *, wait: float | None = None, tag: str | None = None) -> HttpCall[responses.JobStatus]:
     """With `wait`, held by the service until the job is no longer as it was under the ETag `tag`."""
     headers = {} if tag is None else {"If-None-Match": tag}
-    call = _get_request(_build_path("jobs", job), responses.JobStatus, wait=wait)
-    return _replace_fields(call, headers=headers, read_seconds=READ_SECONDS + (wait or 0.0))
+    call = get_request(build_path("jobs", job), responses.JobStatus, wait=wait)
+    return replace(call, headers=headers, read_seconds=READ_SECONDS + (wait or 0.0))
 
 
 def resolve_job(reference: str) -> HttpCall[responses.ResolvedJob]:
     """The job that a beginning or an end of its id, its name, `@last` or `@last~2` stands for."""
-    return _get_request("/v1/jobs/resolve", responses.ResolvedJob, ref=reference)
+    return get_request("/v1/jobs/resolve", responses.ResolvedJob, ref=reference)
 
 
 def find_job(reference: str) -> HttpCall[responses.JobStatus]:
@@ -121,20 +121,20 @@ def find_job(reference: str) -> HttpCall[responses.JobStatus]:
 
 def resubmit_job(job: str, key: str | None = None) -> HttpCall[responses.JobStatus]:
     headers = {"Idempotency-Key": key or str(uuid.uuid4())}
-    path = _build_path("jobs", job, "resubmit")
+    path = build_path("jobs", job, "resubmit")
     return HttpCall(method="POST", path=path, kind=responses.JobStatus, headers=headers, repeat=True)
 
 
 def cancel_job(job: str) -> HttpCall[responses.JobStatus]:
-    return HttpCall(method="POST", path=_build_path("jobs", job, "cancel"), kind=responses.JobStatus, repeat=True)
+    return HttpCall(method="POST", path=build_path("jobs", job, "cancel"), kind=responses.JobStatus, repeat=True)
 
 
 def suspend_job(job: str) -> HttpCall[responses.JobStatus]:
-    return HttpCall(method="POST", path=_build_path("jobs", job, "suspend"), kind=responses.JobStatus, repeat=True)
+    return HttpCall(method="POST", path=build_path("jobs", job, "suspend"), kind=responses.JobStatus, repeat=True)
 
 
 def resume_job(job: str) -> HttpCall[responses.JobStatus]:
-    return HttpCall(method="POST", path=_build_path("jobs", job, "resume"), kind=responses.JobStatus, repeat=True)
+    return HttpCall(method="POST", path=build_path("jobs", job, "resume"), kind=responses.JobStatus, repeat=True)
 
 
 def cancel_many(**chosen: Any) -> HttpCall[responses.CancelledJobs]:
@@ -144,27 +144,26 @@ def cancel_many(**chosen: Any) -> HttpCall[responses.CancelledJobs]:
 
 
 def request_profile(job: str, steps: int | None = None) -> HttpCall[responses.ProfileView]:
-    body = json.dumps({} if steps is None else {"steps": steps}).encode()
-    path = _build_path("jobs", job, "profile")
-    return HttpCall(method="POST", path=path, kind=responses.ProfileView, content=body, headers=_JSON)
+    path = build_path("jobs", job, "profile")
+    return _send_json("POST", path, responses.ProfileView, {"steps": steps}, repeat=False)
 
 
 def list_profiles(job: str, *, attempt: int | None = None) -> HttpCall[responses.ProfileList]:
-    return _get_request(_build_path("jobs", job, "profiles"), responses.ProfileList, attempt=attempt)
+    return get_request(build_path("jobs", job, "profiles"), responses.ProfileList, attempt=attempt)
 
 
 def delete_job(job: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("jobs", job), kind=NoneType)
+    return HttpCall(method="DELETE", path=build_path("jobs", job), kind=NoneType)
 
 
 def list_attempts(job: str) -> HttpCall[responses.AttemptList]:
-    return _get_request(_build_path("jobs", job, "attempts"), responses.AttemptList)
+    return get_request(build_path("jobs", job, "attempts"), responses.AttemptList)
 
 
 def get_report(job: str, *, attempt: int | None = None, device: int | None = None) -> "HttpCall[SplitReport]":
     from shardyard.client.report import SplitReport
 
-    return _get_request(_build_path("jobs", job, "splits"), SplitReport, attempt=attempt, device=device)
+    return get_request(build_path("jobs", job, "splits"), SplitReport, attempt=attempt, device=device)
 
 
 def draw_report(
@@ -178,50 +177,48 @@ def draw_report(
 ) -> HttpCall[bytes]:
     """The split report as another media type: "text/plain", "text/html", "image/svg+xml". `by`: what pictures show;
     `notes`: whether text tells why numbers are missing."""
-    call = _get_request(_build_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by, notes=notes)
-    return _replace_fields(call, headers={"Accept": kind})
+    call = get_request(build_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by, notes=notes)
+    return replace(call, headers={"Accept": kind})
 
 
 def compare_reports(job: str, against: str, *, attempt: int | None = None) -> "HttpCall[ReportDiff]":
     from shardyard.contract.report_diff import ReportDiff
 
-    return _get_request(_build_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
+    return get_request(build_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
 
 
 def draw_comparison(
     kind: str, job: str, against: str, *, attempt: int | None = None, notes: bool | None = None
 ) -> HttpCall[bytes]:
     """The same as another media type: "text/plain", "text/html"; `notes` as for `draw_report`."""
-    path = _build_path("jobs", job, "splits", "diff")
-    call = _get_request(path, bytes, against=against, attempt=attempt, notes=notes)
-    return _replace_fields(call, headers={"Accept": kind})
+    path = build_path("jobs", job, "splits", "diff")
+    call = get_request(path, bytes, against=against, attempt=attempt, notes=notes)
+    return replace(call, headers={"Accept": kind})
 
 
 def judge_job(job: str, **limits: Any) -> HttpCall[GateVerdict]:
     """Limits: max_time_imbalance, max_row_imbalance, max_idle, min_throughput, max_memory, no_finding, against,
     max_slowdown."""
-    body = json.dumps({name: limit for name, limit in limits.items() if limit is not None}).encode()
-    path = _build_path("jobs", job, "gate")
-    return HttpCall(method="POST", path=path, kind=GateVerdict, content=body, headers=_JSON, repeat=True)
+    return _send_json("POST", build_path("jobs", job, "gate"), GateVerdict, limits)
 
 
 def read_logs(job: str, *, stream: Sequence[str] | str | None = None, **filters: Any) -> HttpCall[responses.LogPage]:
     """One page of lines. `stream`: "all", or some of stdout, stderr, shard and service; None: those that suit the job's
     program. Filters: device, rank, after, limit, tail, from_step, to_step, from_line, before_line, search, attempt."""
-    return _get_request(_build_path("jobs", job, "logs"), responses.LogPage, stream=_join_names(stream), **filters)
+    return get_request(build_path("jobs", job, "logs"), responses.LogPage, stream=_join_names(stream), **filters)
 
 
 def read_metrics(job: str, **filters: Any) -> HttpCall[responses.MetricList]:
     """Filters: device, name, after, points, source ("program" or "hardware"), attempt."""
-    return _get_request(_build_path("jobs", job, "metrics"), responses.MetricList, **filters)
+    return get_request(build_path("jobs", job, "metrics"), responses.MetricList, **filters)
 
 
 def list_artifacts(job: str, *, attempt: int | None = None) -> HttpCall[responses.ArtifactList]:
-    return _get_request(_build_path("jobs", job, "artifacts"), responses.ArtifactList, attempt=attempt)
+    return get_request(build_path("jobs", job, "artifacts"), responses.ArtifactList, attempt=attempt)
 
 
 def download_artifact(job: str, path: str, *, attempt: int | None = None) -> HttpCall[bytes]:
-    return _get_request(_build_path("jobs", job, "artifacts", quote(path)), bytes, attempt=attempt)
+    return get_request(build_path("jobs", job, "artifacts", quote(path)), bytes, attempt=attempt)
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -238,7 +235,7 @@ def job_events(
     """`logs`: "all", or logical devices whose lines come too; `stream`: of which streams, as for `read_logs`; `tail`:
     so many of each device from before, instead of all."""
     chosen = {"logs": _join_names(logs), "tail": tail, "stream": _join_names(stream)}
-    return _stream_events(_build_path("jobs", job, "events"), last, **chosen)
+    return _stream_events(build_path("jobs", job, "events"), last, **chosen)
 
 
 def _join_names(names: Sequence[int | str] | str | None) -> str | None:
@@ -252,7 +249,7 @@ def service_events(*, last: str | None = None) -> HttpCall[bytes]:
 
 def _stream_events(path: str, last: str | None, **params: Any) -> HttpCall[bytes]:
     headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
-    return _replace_fields(_get_request(path, bytes, **params), headers=headers, read_seconds=SILENT_SECONDS)
+    return replace(get_request(path, bytes, **params), headers=headers, read_seconds=SILENT_SECONDS)
 
 
 # -- bundles ---------------------------------------------------------------------------------------
@@ -287,51 +284,49 @@ def upload_bundle(
 
 
 def delete_bundle(bundle: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("bundles", bundle), kind=NoneType)
+    return HttpCall(method="DELETE", path=build_path("bundles", bundle), kind=NoneType)
 
 
 def get_bundle(bundle: str) -> HttpCall[responses.BundleContents]:
-    return _get_request(_build_path("bundles", bundle), responses.BundleContents)
+    return get_request(build_path("bundles", bundle), responses.BundleContents)
 
 
 # -- the service -----------------------------------------------------------------------------------
 
 
 def list_recipes() -> HttpCall[Any]:
-    return _get_request("/v1/recipes", Any)
+    return get_request("/v1/recipes", Any)
 
 
 def list_pools() -> HttpCall[fleet.PoolList]:
-    return _get_request("/v1/pools", fleet.PoolList)
+    return get_request("/v1/pools", fleet.PoolList)
 
 
 def get_pool(pool: str) -> HttpCall[fleet.PoolView]:
-    return _get_request(_build_path("pools", pool), fleet.PoolView)
+    return get_request(build_path("pools", pool), fleet.PoolView)
 
 
 def set_pool_policy(
     pool: str, *, box: str = "any", network: str = "none", preempt: bool | None = None
 ) -> HttpCall[fleet.PoolView]:
     """`preempt` is left out where it is None: a service of an earlier version does not know it."""
-    wanted = {"box": box, "network": network} | ({} if preempt is None else {"preempt": preempt})
-    body = json.dumps(wanted).encode()
-    path = _build_path("pools", pool)
-    return HttpCall(method="PUT", path=path, kind=fleet.PoolView, content=body, headers=_JSON, repeat=True)
+    wanted = {"box": box, "network": network, "preempt": preempt}
+    return _send_json("PUT", build_path("pools", pool), fleet.PoolView, wanted)
 
 
 def get_own_quota() -> HttpCall[quotas.QuotaList]:
-    return _get_request("/v1/quota", quotas.QuotaList)
+    return get_request("/v1/quota", quotas.QuotaList)
 
 
 def get_quota(tenant: str, token: str | None = None) -> HttpCall[quotas.QuotaView]:
-    return _get_request(_build_path("quotas", tenant), quotas.QuotaView, token=token)
+    return get_request(build_path("quotas", tenant), quotas.QuotaView, token=token)
 
 
 def set_quota(tenant: str, limits: Mapping[str, float | None], token: str | None = None) -> HttpCall[quotas.QuotaView]:
     """`limits` by their names; those that are left out are not limited."""
     return HttpCall(
         method="PUT",
-        path=_build_path("quotas", tenant),
+        path=build_path("quotas", tenant),
         kind=quotas.QuotaView,
         content=json.dumps(dict(limits)).encode(),
         params={"token": token} if token else {},
@@ -343,7 +338,7 @@ def set_quota(tenant: str, limits: Mapping[str, float | None], token: str | None
 def remove_quota(tenant: str, token: str | None = None) -> HttpCall[None]:
     return HttpCall(
         method="DELETE",
-        path=_build_path("quotas", tenant),
+        path=build_path("quotas", tenant),
         kind=NoneType,
         params={"token": token} if token else {},
         repeat=True,
@@ -351,20 +346,19 @@ def remove_quota(tenant: str, token: str | None = None) -> HttpCall[None]:
 
 
 def explain_job(job: str) -> HttpCall[scheduling.JobExplanation]:
-    return _get_request(_build_path("jobs", job, "explain"), scheduling.JobExplanation)
+    return get_request(build_path("jobs", job, "explain"), scheduling.JobExplanation)
 
 
 def list_shares() -> HttpCall[scheduling.ShareList]:
-    return _get_request("/v1/shares", scheduling.ShareList)
+    return get_request("/v1/shares", scheduling.ShareList)
 
 
 def get_share(tenant: str) -> HttpCall[scheduling.ShareView]:
-    return _get_request(_build_path("shares", tenant), scheduling.ShareView)
+    return get_request(build_path("shares", tenant), scheduling.ShareView)
 
 
 def set_share(tenant: str, weight: float) -> HttpCall[scheduling.ShareView]:
-    path, body = _build_path("shares", tenant), json.dumps({"weight": weight}).encode()
-    return HttpCall(method="PUT", path=path, kind=scheduling.ShareView, content=body, headers=_JSON, repeat=True)
+    return _send_json("PUT", build_path("shares", tenant), scheduling.ShareView, {"weight": weight})
 
 
 def issue_sign_in_code() -> HttpCall[responses.SignInCode]:
@@ -372,54 +366,51 @@ def issue_sign_in_code() -> HttpCall[responses.SignInCode]:
 
 
 def list_nodes() -> HttpCall[fleet.NodeList]:
-    return _get_request("/v1/nodes", fleet.NodeList)
+    return get_request("/v1/nodes", fleet.NodeList)
 
 
 def get_device_history(
     device: str, *, limit: int | None = None, cursor: str | None = None
 ) -> HttpCall[fleet.DeviceHistory]:
-    path = _build_path("devices", device, "history")
-    return _get_request(path, fleet.DeviceHistory, limit=limit, cursor=cursor)
+    path = build_path("devices", device, "history")
+    return get_request(path, fleet.DeviceHistory, limit=limit, cursor=cursor)
 
 
 def list_device_use(*, hours: float | None = None) -> HttpCall[fleet.DeviceUseList]:
     """Who had which device in the last `hours`."""
-    return _get_request("/v1/devices/use", fleet.DeviceUseList, hours=hours)
+    return get_request("/v1/devices/use", fleet.DeviceUseList, hours=hours)
 
 
 def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[fleet.NodeView]:
     body = b"" if deadline_seconds is None else json.dumps({"deadline_seconds": deadline_seconds}).encode()
-    path = _build_path("nodes", node, "drain")
+    path = build_path("nodes", node, "drain")
     return HttpCall(method="POST", path=path, kind=fleet.NodeView, content=body, headers=_JSON, repeat=True)
 
 
 def undrain_node(node: str) -> HttpCall[fleet.NodeView]:
-    return HttpCall(method="DELETE", path=_build_path("nodes", node, "drain"), kind=fleet.NodeView, repeat=True)
+    return HttpCall(method="DELETE", path=build_path("nodes", node, "drain"), kind=fleet.NodeView, repeat=True)
 
 
 def quarantine_device(node: str, device: int, reason: str) -> HttpCall[fleet.NodeView]:
-    path, body = (
-        _build_path("nodes", node, "devices", str(device), "quarantine"),
-        json.dumps({"reason": reason}).encode(),
-    )
-    return HttpCall(method="POST", path=path, kind=fleet.NodeView, content=body, headers=_JSON, repeat=True)
+    path = build_path("nodes", node, "devices", str(device), "quarantine")
+    return _send_json("POST", path, fleet.NodeView, {"reason": reason})
 
 
 def unquarantine_device(node: str, device: int) -> HttpCall[fleet.NodeView]:
-    path = _build_path("nodes", node, "devices", str(device), "quarantine")
+    path = build_path("nodes", node, "devices", str(device), "quarantine")
     return HttpCall(method="DELETE", path=path, kind=fleet.NodeView, repeat=True)
 
 
 def end_block(pool: str, block: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("pools", pool, "blocks", block), kind=NoneType, repeat=True)
+    return HttpCall(method="DELETE", path=build_path("pools", pool, "blocks", block), kind=NoneType, repeat=True)
 
 
 def forget_node(node: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("nodes", node), kind=NoneType)
+    return HttpCall(method="DELETE", path=build_path("nodes", node), kind=NoneType)
 
 
 def list_tokens() -> HttpCall[responses.TokenList]:
-    return _get_request("/v1/tokens", responses.TokenList)
+    return get_request("/v1/tokens", responses.TokenList)
 
 
 def create_token(
@@ -431,43 +422,45 @@ def create_token(
     node: str | None = None,
 ) -> HttpCall[responses.NewToken]:
     """Not repeated: that would make two."""
-    fields: dict[str, Any] = {"name": name, "scopes": list(scopes), "tenant": tenant, "node": node}
-    fields["expires_in_seconds"] = expires_in_seconds
-    body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
-    return HttpCall(method="POST", path="/v1/tokens", kind=responses.NewToken, content=body, headers=_JSON)
+    fields = {
+        "name": name,
+        "scopes": list(scopes),
+        "tenant": tenant,
+        "node": node,
+        "expires_in_seconds": expires_in_seconds,
+    }
+    return _send_json("POST", "/v1/tokens", responses.NewToken, fields, repeat=False)
 
 
 def revoke_token(token: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("tokens", token), kind=NoneType)
+    return HttpCall(method="DELETE", path=build_path("tokens", token), kind=NoneType)
 
 
 def list_secrets() -> HttpCall[responses.SecretList]:
-    return _get_request("/v1/secrets", responses.SecretList)
+    return get_request("/v1/secrets", responses.SecretList)
 
 
 def get_secret(name: str) -> HttpCall[responses.SecretView]:
-    return _get_request(_build_path("secrets", name), responses.SecretView)
+    return get_request(build_path("secrets", name), responses.SecretView)
 
 
 def put_secret(name: str, value: str) -> HttpCall[responses.SecretView]:
-    body = json.dumps({"value": value}).encode()
-    path = _build_path("secrets", name)
-    return HttpCall(method="PUT", path=path, kind=responses.SecretView, content=body, headers=_JSON, repeat=True)
+    return _send_json("PUT", build_path("secrets", name), responses.SecretView, {"value": value})
 
 
 def delete_secret(name: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("secrets", name), kind=NoneType)
+    return HttpCall(method="DELETE", path=build_path("secrets", name), kind=NoneType)
 
 
 def read_audit(**chosen: Any) -> HttpCall[audit.AuditPage]:
     """One page, the newest entries first. Chosen: action (several with commas), tenant, token, since and until (times),
     order, limit, cursor."""
     times = {name: value.isoformat() for name, value in chosen.items() if isinstance(value, datetime)}
-    return _get_request("/v1/audit", audit.AuditPage, **(chosen | times))
+    return get_request("/v1/audit", audit.AuditPage, **(chosen | times))
 
 
 def list_webhooks() -> HttpCall[webhooks.WebhookList]:
-    return _get_request("/v1/webhooks", webhooks.WebhookList)
+    return get_request("/v1/webhooks", webhooks.WebhookList)
 
 
 def create_webhook(
@@ -475,59 +468,58 @@ def create_webhook(
 ) -> HttpCall[webhooks.NewWebhook]:
     """`fields`: name, and what the format needs. Not repeated: that would make two."""
     given = {"url": url, "events": list(events), "format": form} | fields
-    body = json.dumps({field: value for field, value in given.items() if value is not None}).encode()
-    return HttpCall(method="POST", path="/v1/webhooks", kind=webhooks.NewWebhook, content=body, headers=_JSON)
+    return _send_json("POST", "/v1/webhooks", webhooks.NewWebhook, given, repeat=False)
 
 
 def show_webhook(webhook: str) -> HttpCall[webhooks.WebhookView]:
-    return _get_request(_build_path("webhooks", webhook), webhooks.WebhookView)
+    return get_request(build_path("webhooks", webhook), webhooks.WebhookView)
 
 
 def change_webhook(webhook: str, **fields: Any) -> HttpCall[webhooks.WebhookView]:
     """`fields`: what is to change; None stands for what stays."""
-    body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
-    path = _build_path("webhooks", webhook)
-    return HttpCall(method="PATCH", path=path, kind=webhooks.WebhookView, content=body, headers=_JSON, repeat=True)
+    return _send_json("PATCH", build_path("webhooks", webhook), webhooks.WebhookView, fields)
 
 
 def rotate_webhook(webhook: str, *, overlap_seconds: int | None) -> HttpCall[webhooks.NewWebhook]:
     """Not repeated: the first secret would be replaced before anybody has seen it."""
     body = b"" if overlap_seconds is None else json.dumps({"overlap_seconds": overlap_seconds}).encode()
-    path = _build_path("webhooks", webhook, "rotate")
+    path = build_path("webhooks", webhook, "rotate")
     return HttpCall(method="POST", path=path, kind=webhooks.NewWebhook, content=body, headers=_JSON)
 
 
 def delete_webhook(webhook: str) -> HttpCall[None]:
-    return HttpCall(method="DELETE", path=_build_path("webhooks", webhook), kind=NoneType)
+    return HttpCall(method="DELETE", path=build_path("webhooks", webhook), kind=NoneType)
 
 
 def test_webhook(webhook: str) -> HttpCall[webhooks.PostedDelivery]:
-    return HttpCall(method="POST", path=_build_path("webhooks", webhook, "test"), kind=webhooks.PostedDelivery)
+    return HttpCall(method="POST", path=build_path("webhooks", webhook, "test"), kind=webhooks.PostedDelivery)
 
 
 def list_deliveries(webhook: str, *, state: str, cursor: str, limit: int) -> HttpCall[webhooks.DeliveryList]:
-    path = _build_path("webhooks", webhook, "deliveries")
-    return _get_request(path, webhooks.DeliveryList, state=state, cursor=cursor, limit=limit)
+    path = build_path("webhooks", webhook, "deliveries")
+    return get_request(path, webhooks.DeliveryList, state=state, cursor=cursor, limit=limit)
 
 
 def redeliver(webhook: str, delivery: str) -> HttpCall[webhooks.PostedDelivery]:
-    path = _build_path("webhooks", webhook, "deliveries", quote(delivery, safe=""), "redeliver")
+    path = build_path("webhooks", webhook, "deliveries", quote(delivery, safe=""), "redeliver")
     return HttpCall(method="POST", path=path, kind=webhooks.PostedDelivery, repeat=True)
 
 
 def check_readiness() -> HttpCall[responses.Readiness]:
-    return _replace_fields(_get_request("/readyz", responses.Readiness), read_seconds=3.0)
+    return replace(get_request("/readyz", responses.Readiness), read_seconds=3.0)
 
 
-def _get_request(path: str, kind: Any, **params: Any) -> HttpCall[Any]:
+def get_request(path: str, kind: Any, **params: Any) -> HttpCall[Any]:
     return HttpCall(method="GET", path=path, kind=kind, params=params, repeat=True)
 
 
-def _replace_fields(call: HttpCall[Any], **changed: Any) -> HttpCall[Any]:
-    return replace(call, **changed)
+def _send_json(method: str, path: str, kind: Any, fields: Mapping[str, Any], *, repeat: bool = True) -> HttpCall[Any]:
+    """A call with a body of JSON; fields that are None are left out of it."""
+    body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+    return HttpCall(method=method, path=path, kind=kind, content=body, headers=_JSON, repeat=repeat)
 
 
-def _build_path(collection: str, name: str, *rest: str) -> str:
+def build_path(collection: str, name: str, *rest: str) -> str:
     if not name:
         raise InvalidRequest(f"an empty id names none of the {collection}")
     return "/".join(["/v1", collection, quote(name, safe=""), *rest])

@@ -367,7 +367,6 @@ _decoder = msgspec.json.Decoder(Report)
 
 
 def encode_report(report: Report) -> bytes:
-    """The report as JSON."""
     return _encoder.encode(report)
 
 

@@ -22,7 +22,7 @@ WIDTH = 110
 MAX_ROWS = 200
 
 
-def render_comparison(report: ComparisonReport, width: int = WIDTH) -> str:
+def render_comparison(report: ComparisonReport) -> str:
     """The whole report as text, which ends with a newline."""
     head = (
         f"comparison {report.name} ({report.id}): {report.state}",
@@ -35,7 +35,7 @@ def render_comparison(report: ComparisonReport, width: int = WIDTH) -> str:
         ("recommendation", lambda _: (plain_text(words) for words in describe_recommendation(report))),
         ("notes", lambda _: (plain_text(words) for words in report.notes)),
     ]
-    return render_page(head, sections, width)
+    return render_page(head, sections, WIDTH)
 
 
 def describe_length(report: ComparisonReport) -> str:
@@ -108,13 +108,13 @@ def _variant_table(report: ComparisonReport) -> Iterator[RenderableType]:
     yield grid
 
 
-def render_sweep(report: SweepReport, width: int = WIDTH) -> str:
+def render_sweep(report: SweepReport) -> str:
     """The whole report as text, which ends with a newline."""
     head = [
         f"sweep {report.name} ({report.id}): {report.state}",
         describe_search(report),
     ]
-    best = next((one for one in report.trials if one.number == report.best), None)
+    best = best_trial(report)
     if best is not None:
         head.append(f"best: trial {best.number}, {report.metric} {format_measure(best.value)}, {describe_values(best)}")
     sections = [
@@ -122,11 +122,16 @@ def render_sweep(report: SweepReport, width: int = WIDTH) -> str:
         ("not succeeded", lambda _: (plain_text(words) for words in failed_trials(report))),
         ("notes", lambda _: (plain_text(words) for words in report.notes)),
     ]
-    return render_page(head, sections, width)
+    return render_page(head, sections, WIDTH)
 
 
 def describe_values(one: TrialResult) -> str:
     return ", ".join(f"{path} = {_value(value)}" for path, value in one.values.items())
+
+
+def best_trial(report: SweepReport) -> TrialResult | None:
+    """None while no trial has ended with a value."""
+    return next((one for one in report.trials if one.number == report.best), None)
 
 
 def ranked_trials(report: SweepReport) -> list[TrialResult]:

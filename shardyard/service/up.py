@@ -405,12 +405,12 @@ class _ServiceRun:
         assert self._certificate is not None
         try:
             with self._connect(url, token_file.read_text().strip()) as client:
-                invitation = invite(client, url, self._certificate.chain)
+                command = invite(client, url, self._certificate.chain)
         except (OSError, ShardyardError) as error:
             self._print_warning(f"could not create a token to join with ({error}); `shardyard invite` tries again")
             return
         self._print_line("\n  on another machine, within the next day:\n")
-        self._print_line(f"    {escape(invitation.command)}")
+        self._print_line(f"    {escape(command)}")
 
     def _print_line(self, text: str) -> None:
         self._print_safely(text)

@@ -5,19 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardyard.contract.errors import FieldError, InvalidRequest
+from shardyard.contract.strategies import ENDLESS_EPOCHS, set_strategy
 from shardyard.tuning.candidates import STRATEGIES, Arm, Candidate, SearchSpace
 
-#: Of a run that has a limit of steps, and no other.
-ENDLESS_EPOCHS = 1_000_000
-#: Fields of `parallelism` that only some strategies have.
-_OF_STRATEGIES = {
-    "dim": ("dp",),
-    "output_device": ("dp",),
-    "functional": ("dp",),
-    "module": ("dp", "ddp"),
-    "placement": ("single",),
-    "backend": ("ddp", "fsdp"),
-}
 #: What short runs leave out: it is not about the speed of steps, and nobody needs what it leaves.
 _NOT_IN_SHORT_RUNS = ("evaluate", "checkpoint", "scheduler", "export")
 STEPS = "accumulate_steps"
@@ -83,13 +73,8 @@ def make_space(
 
 def make_variant(spec: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
     """The spec with the strategy, devices and batch size of a candidate."""
-    made, strategy = copy.deepcopy(dict(spec)), candidate.arm.strategy
-    parallelism: dict[str, Any] = made.setdefault("parallelism", {})
-    for name, owners in _OF_STRATEGIES.items():
-        if strategy not in owners:
-            parallelism.pop(name, None)
-    parallelism["strategy"] = strategy
-    made["resources"] = {"devices": candidate.arm.devices}
+    made = copy.deepcopy(dict(spec))
+    set_strategy(made, candidate.arm.strategy, candidate.arm.devices)
     made["program"]["data"]["batch_size"] = candidate.rows // _shares(spec, candidate.arm)
     return made
 

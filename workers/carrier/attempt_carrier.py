@@ -50,7 +50,7 @@ class AttemptCarrier:
     def __init__(self, remote: RemoteStorage, root: Path, attempt: AttemptId, journal: CarryJournal) -> None:
         self._remote = remote
         self._root = root
-        self._attempt = paths.attempt_dir(root, attempt.tenant, attempt.job, attempt.number)
+        self._attempt = paths.dir_of_attempt(root, attempt)
         self._journal = journal
         self._frame_ends: dict[str, int] = {}  # how far each file that grows is whole
         self._seen_at: dict[str, tuple[float, float]] = {}  # monotonic times: first of all, and at the last piece
@@ -58,23 +58,24 @@ class AttemptCarrier:
         self.bytes_carried = 0
         self.refused: dict[str, str] = {}  # by path: what the remote has said of it, which will not change by itself
 
-    def carry_growing(self, *, finished: bool = False) -> int:
-        """Carry what logs and metrics have grown by, and what the leader on another node waits for. `finished`: nobody
-        writes to them any more. Returns the bytes that are left.
+    def carry_growing(self) -> int:
+        """Carry what logs and metrics have grown by, and what the leader on another node waits for. Returns the bytes
+        that are left.
 
         Raises:
             RemoteError: the remote refuses, or does not answer.
             OSError: the disk does not answer.
         """
-        left = sum(self._carry_pieces(file, finished) for file in growing_files(self._attempt))
+        left = sum(self._carry_pieces(file, finished=False) for file in growing_files(self._attempt))
         for found in draft_files(self._attempt, time.time()):
-            left += self._carry_whole(self._remote_path(found.path), found, finished)
+            left += self._carry_whole(self._remote_path(found.path), found, finished=False)
         self._raise_error()
         return left
 
     def carry_once(self, *, finished: bool = False) -> int:
-        """Carry everything that can be carried now. Returns the bytes that are left, among them those of files that
-        were changed lately. Raises as `carry_growing` does, when everything was tried."""
+        """Carry everything that can be carried now. `finished`: nobody writes to it any more. Returns the bytes that
+        are left, among them those of files that were changed lately. Raises as `carry_growing` does, when everything
+        was tried."""
         left = sum(self._carry_pieces(file, finished) for file in growing_files(self._attempt))
         remove_old_drafts(self._attempt)
         seen: set[str] = set()
@@ -123,7 +124,7 @@ class AttemptCarrier:
             if finished and carried.appends > 1 and end <= MAX_MENDED_BYTES:
                 self._mend(path, file, carried)
         except OffsetMismatch as error:
-            self._begin_again(path, file, carried, error)
+            self._begin_again(path, carried, error)
         except RemoteError as error:
             self._note_error(path, error)
         return max(0, end - carried.bytes) if carried is not None else end
@@ -149,7 +150,7 @@ class AttemptCarrier:
         failpoints.reach("carry.put")
         self._journal.note(path, CarriedFile(carried.bytes, None, 1))
 
-    def _begin_again(self, path: str, file: Path, carried: CarriedFile | None, error: OffsetMismatch) -> None:
+    def _begin_again(self, path: str, carried: CarriedFile | None, error: OffsetMismatch) -> None:
         """The remote has another beginning of the file, or less of it than it had: it gets all that is whole here."""
         log.warning("remote_file_differs", path=path, at=carried.bytes if carried else 0, remote=error.size)
         try:

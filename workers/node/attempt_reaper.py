@@ -12,11 +12,11 @@ from jobs.store.client import RedisStore
 from workers.carrier.journal import carried_attempts, is_carried, is_held
 from workers.node.config import NodeConfig
 from workers.node.held_attempts import HeldAttempts
-from workers.node.janitor import clear_orphan, describe_survivors, orphaned_attempts
+from workers.node.janitor import clear_orphan, orphaned_attempts
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import working_dir
 from workers.supervisor.ending import pending_end
-from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
+from workers.supervisor.process_sweep import describe_survivors, is_supervisor_dead, sweep_attempt
 from workers.supervisor.user_files.collection import keep_files_of_dead_supervisor
 
 log = structlog.get_logger(__name__)

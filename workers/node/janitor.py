@@ -20,7 +20,7 @@ from workers.node.device_check import DeviceChecker
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import working_dir
 from workers.supervisor.ending import pending_end
-from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
+from workers.supervisor.process_sweep import describe_survivors, is_supervisor_dead, sweep_attempt
 from workers.supervisor.user_files.collection import keep_files_of_dead_supervisor
 
 log = structlog.get_logger(__name__)
@@ -130,8 +130,3 @@ def clear_orphan(state_dir: Path, storage: Path, attempt: AttemptId, seconds: fl
     if not survivors and not directory.pending_end.exists():
         directory.remove()
     return survivors
-
-
-def describe_survivors(survivors: dict[int, str]) -> str:
-    """Who would not die, in words."""
-    return "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())

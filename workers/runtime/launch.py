@@ -175,8 +175,6 @@ class WorkingDirectory:
 
 @dataclass(frozen=True, slots=True)
 class StartMessage:
-    """The message that starts a rank."""
-
     working_directory: WorkingDirectory | None  # where the job brings code of its own
     drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
     resume: Path | None = None  # a checkpoint to begin with

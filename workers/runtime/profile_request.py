@@ -21,8 +21,6 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class RequestBytes(Protocol):
-    """The bytes of a request."""
-
     def __getitem__(self, index: int, /) -> int: ...
 
 

@@ -30,6 +30,7 @@ from workers.sandbox import run_as
 from workers.sandbox.box.box import Box
 from workers.sandbox.box.choice import box_for_trial
 from workers.sandbox.box.plan import BoxPlan
+from workers.sandbox.box.planner import redis_sockets
 from workers.sandbox.run_as import NodeAccounts
 
 SECONDS = 120.0  # Python environments are started one by one, at worst each from a cold disk
@@ -208,7 +209,7 @@ def _build_trial(
         closed=[*map(str, closed)],
         code=[import_hook.ROOT, *(str(Path(import_hook.ROOT, name)) for name in import_hook.NAMES), str(CHECK_CHILD)],
         pythons={name: str(path) for name, path in {"": Path(sys.executable), **environments}.items()},
-        sockets=[*_redis_sockets(settings)],
+        sockets=[*redis_sockets(settings)],
         data_root=str(data_root.expanduser()) if data_root is not None else None,
         gpus=[*map(str, gpus)],
     )
@@ -268,12 +269,6 @@ def _list_directory(directory: Path) -> list[Path]:
             return [Path(entry.path) for entry in islice(entries, MAX_TRIED) if not entry.name.startswith(PREFIX)]
     except OSError:
         return []
-
-
-def _redis_sockets(settings: Settings) -> Iterator[str]:
-    for url in {settings.control_url(), settings.telemetry()}:
-        if url.startswith("unix://"):
-            yield url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
 
 
 def _run_trial(account: RankAccount, trial: AccountTrial, cwd: Path) -> list[str]:

@@ -338,8 +338,7 @@ class AttemptRun:
     def _remove_newest_files(self, publisher: TelemetryPublisher, verdict: DiskVerdict) -> None:
         """Make room again on a disk that this attempt has filled: what it wrote meanwhile goes, and nothing is kept of
         its working directory."""
-        attempt = self._config.attempt
-        stored = paths.attempt_dir(self._config.storage, attempt.tenant, attempt.job, attempt.number)
+        stored = paths.dir_of_attempt(self._config.storage, self._config.attempt)
         removed = remove_newest_files(paths.artifacts_dir(stored.absolute()), verdict.since)
         message = (
             f"the attempt has filled a disk: the files of its working directory are not kept, and of those in "
@@ -425,7 +424,7 @@ def _open_publisher(
 ) -> TelemetryPublisher:
     """`devices` are those of each part."""
     attempt, spec = config.attempt, config.spec
-    directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
+    directory = paths.dir_of_attempt(config.storage, attempt)
     shipper = StreamShipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
     prediction = predict_splits(spec, *rows_of(spec))
     placed = [(part, device) for part in sorted(devices) for device in devices[part]]

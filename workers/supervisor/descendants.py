@@ -99,7 +99,6 @@ class DescendantServer:
 
     @property
     def open_count(self) -> int:
-        """Connections that are open."""
         return len(self._connections)
 
     def send_stop(self) -> None:

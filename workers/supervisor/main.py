@@ -54,7 +54,7 @@ from workers.supervisor.link.admission import LinkListener
 from workers.supervisor.link.errors import LinkFailure, NotJoined
 from workers.supervisor.main_thread_watch import START_SECONDS
 from workers.supervisor.process_setup import SupervisorCredentials, own_attempt, read_credentials
-from workers.supervisor.process_sweep import sweep_attempt
+from workers.supervisor.process_sweep import describe_survivors, sweep_attempt
 from workers.supervisor.working_dir import BundleUnusable
 
 log = structlog.get_logger(__name__)
@@ -311,8 +311,9 @@ def deliver_end(
     survivors: dict[int, str],
     measured: AttemptMarks | None = None,
 ) -> None:
-    """Write how the attempt ended, as soon as its files are where others read them; where that takes long, leave both
-    to the node's agent."""
+    """Write how the attempt ended, as soon as its files are where others read them, and give the devices back: all its
+    processes but `survivors` are proven dead. Where that takes long, leave both to the node's agent. `measured` goes
+    into the devices' history."""
     if not run.is_delivered(outcome):
         pending = attempt.directory.pending_end
         try:
@@ -322,18 +323,6 @@ def deliver_end(
         else:
             log.warning("end_waits_for_files", reason=outcome.reason, message=outcome.message)
             return
-    write_end(attempt, lease, outcome, survivors, measured)
-
-
-def write_end(
-    attempt: ForkedAttempt,
-    lease: LeaseHolder,
-    outcome: AttemptOutcome,
-    survivors: dict[int, str],
-    measured: AttemptMarks | None = None,
-) -> None:
-    """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead.
-    `measured` goes into the devices' history."""
     quarantine = devices_to_quarantine(attempt.config, survivors)
     end = outcome.reason, outcome.message, outcome.error, outcome.result
     if lease.finish(*end, backoff_seconds(), quarantine, measured, pending_file=attempt.directory.pending_end):
@@ -349,6 +338,6 @@ def devices_to_quarantine(config: AttemptConfig, survivors: dict[int, str]) -> d
     """Why each device of the attempt cannot be given back: a process that does not die may still use any of them."""
     if not survivors:
         return {}
-    processes = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
     log.error("devices_quarantined", survivors=survivors)
-    return {device.index: f"would not die after {config.attempt}: {processes}" for device in config.devices}
+    reason = f"would not die after {config.attempt}: {describe_survivors(survivors)}"
+    return {device.index: reason for device in config.devices}

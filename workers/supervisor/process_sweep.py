@@ -58,6 +58,11 @@ def sweep_attempt(directory: AttemptDirectory, attempt: AttemptId, deadline_seco
         time.sleep(PAUSE_SECONDS)
 
 
+def describe_survivors(survivors: dict[int, str]) -> str:
+    """Who would not die, in words."""
+    return "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
+
+
 def _find_members(directory: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
     """Processes that carry the account, cgroup, session or environment mark. Zombies are dead.
 

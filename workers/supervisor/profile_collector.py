@@ -50,9 +50,8 @@ class ProfileCollector:
     def __init__(
         self, config: AttemptConfig, ranks: list[RankHandle], lease: LeaseHolder, log_line: Callable[[str], None]
     ) -> None:
-        attempt = config.attempt
-        self._directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
-        self._attempt = attempt.number
+        self._directory = paths.dir_of_attempt(config.storage, config.attempt)
+        self._attempt = config.attempt.number
         self._ranks = ranks
         self._lease = lease
         self._log_line = log_line

@@ -82,7 +82,6 @@ class RankReader:
         self.take_records(rank, self._loop.read_ready(rank.channel))
 
     def take_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
-        """Take what a rank has printed."""
         if not data:
             return
         rank.printed_at = monotonic()

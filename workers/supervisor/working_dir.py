@@ -56,7 +56,7 @@ def prepare_working_directory(config: AttemptConfig, spec: JobSpec, box: Box | N
         write_baseline(directory, config, spec, [file.path for file in unpacked.files])
     temporary = _make_temporary(directory, box)
     storage = config.storage.absolute()
-    output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
+    output = layout.artifacts_dir(layout.dir_of_attempt(storage, attempt))
     output.mkdir(parents=True, exist_ok=True)
     directories.sync_ancestors(storage, output)  # for what a script saves there
     return WorkingDirectory(
@@ -105,6 +105,6 @@ def hand_to_ranks(config: AttemptConfig, workplace: WorkingDirectory, box: Box |
 def reclaim_storage(storage: Path, attempt: AttemptId) -> None:
     """Remove an attempt's drafts from the storage, and take its artifacts back from the ranks' account. Its processes
     must be dead."""
-    directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    directory = layout.dir_of_attempt(storage, attempt).absolute()
     directories.remove_drafts(directory)
     run_as.take_back(directory, layout.artifacts_dir(directory))

@@ -39,8 +39,6 @@ class ResumePoint:
 
 @dataclass(slots=True)
 class RunProgress:
-    """The progress of a run."""
-
     steps_done: int = 0
     epoch: int = 0
     batches_done: int = 0  # of the epoch

@@ -92,7 +92,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Place
     except KeyError as error:
         raise RejectedByWorker(f"parallelism.placement.{error.args[0]}") from None
     devices: dict[placement.Place, torch.device] = {"cpu": torch.device("cpu")}
-    devices |= {device.logical: _torch_device(device) for device in context.devices}
+    devices |= {device.logical: torch_device(device) for device in context.devices}
     placement.place_parts(model, parts, devices)
     recorder = _make_recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     recorder.observe(model)
@@ -112,7 +112,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Place
 def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """nn.DataParallel over the lease: over the whole model, or over one sub-module of it."""
     how, virtual = spec.parallelism, context.device_kind == "cpu"
-    device = _torch_device(context.devices[0])
+    device = torch_device(context.devices[0])
     model.to(device)
     recorder = Recorder(context, module=how.module or "", dim=how.dim)
     streams = context.streams
@@ -155,13 +155,8 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMod
 
 def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """DistributedDataParallel over the whole model, or over one sub-module of it."""
-    how, path = spec.parallelism, spec.parallelism.module
-    device = _torch_device(context.devices[0])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    process_groups.prepare_groups()
-    dist.init_process_group(_choose_backend(how.backend, device))
-    model.to(device)
+    path = spec.parallelism.module
+    device = _join_group(spec, context, model)
     inner = _find_submodule(model, path)
     recorder = _make_recorder(spec, context)
     recorder.observe(inner)
@@ -198,12 +193,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
 
 def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """fully_shard: each rank stores a part of every parameter, and gathers the rest of a layer when the layer runs."""
-    device = _torch_device(context.devices[0])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    process_groups.prepare_groups()
-    dist.init_process_group(_choose_backend(spec.parallelism.backend, device))
-    model.to(device)
+    device = _join_group(spec, context, model)
     recorder = _make_recorder(spec, context, times_whole_backward=True)
     recorder.observe(model)
     recorder.watch_module(model, 0, is_whole=True)
@@ -237,7 +227,7 @@ def _make_recorder(spec: JobSpec, context: RankContext, *, times_whole_backward:
     return kind(context, module=spec.parallelism.module or "", times_whole_backward=times_whole_backward)
 
 
-def _torch_device(device: RankDevice) -> torch.device:
+def torch_device(device: RankDevice) -> torch.device:
     """The node's devices of the lease are the visible ones, in order; virtual devices share the CPU."""
     return torch.device("cuda", device.position) if device.kind == "cuda" else torch.device("cpu")
 
@@ -275,8 +265,16 @@ def _put_back(model: nn.Module, path: str | None, wrapped: nn.Module) -> nn.Modu
     return model
 
 
-def _choose_backend(wish: str, device: torch.device) -> str:
-    return wish if wish != "auto" else {"cuda": "nccl", "cpu": "gloo"}[device.type]
+def _join_group(spec: JobSpec, context: RankContext, model: nn.Module) -> torch.device:
+    """Join the other ranks, and bring the model to the device of this one, which is returned."""
+    device = torch_device(context.devices[0])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    process_groups.prepare_groups()
+    wish = spec.parallelism.backend
+    dist.init_process_group(wish if wish != "auto" else {"cuda": "nccl", "cpu": "gloo"}[device.type])
+    model.to(device)
+    return device
 
 
 def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
@@ -292,7 +290,6 @@ def _begin_sum(values: torch.Tensor) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def _without_wrapper(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Module) -> Iterator[nn.Module]:
-    """The model without the wrapper."""
     try:
         yield _put_back(model, path, inner)
     finally:

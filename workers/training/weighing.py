@@ -23,7 +23,7 @@ from workers.training.placement import move_tensors
 from workers.training.recipes.data import collate_rows
 from workers.training.run_state import Loss
 from workers.training.straggler import find_straggler
-from workers.training.strategies import PlacedModel
+from workers.training.strategies import PlacedModel, torch_device
 
 #: Batches of each device; those at the beginning are not counted, and no more are begun after some time.
 BATCHES, NOT_COUNTED, LONGEST_SECONDS = 20, 3, 10.0
@@ -103,7 +103,7 @@ def _load_rows(dataset: Dataset[Any], rows: int) -> Any:
 
 def _time_batches(trial: SpeedTrial, device: RankDevice, batch: Any) -> float:
     """Milliseconds of a batch on a device: the median of some."""
-    where = torch.device("cuda", device.position) if device.kind == "cuda" else torch.device("cpu")
+    where = torch_device(device)
     inputs, target = split_pair(move_tensors(batch, where))
     model = trial.model.to(where).train(trial.spec.recipe.mode == "train")
     slow = find_straggler(trial.spec, trial.context)

@@ -10,7 +10,7 @@ from api.accounts.single_sign_on.pages import HEADERS, PageRoute
 from api.accounts.single_sign_on.pending import PENDING_SECONDS
 from api.accounts.single_sign_on.service import SingleSignOnService
 from api.http import responses
-from api.http.deps import Body, service_of
+from api.http.deps import Body, PeerAddress, service_of
 from api.http.operation_docs import describe, json_body
 from api.schemas import examples
 from shardyard.contract.responses import DeviceSignIn, DeviceSignInState, SignInWays
@@ -33,12 +33,12 @@ async def show_ways(sign_on: ServiceDep) -> Response:
     **describe("Begin a single sign-on", without_body=(303,), refuses=("not_found", "rate_limited", "unavailable")),
 )
 async def begin(
-    request: Request,
     sign_on: ServiceDep,
+    address: PeerAddress,
     next_path: Annotated[str, Query(alias="next", description="page of this service to come back to")] = "/",
 ) -> Response:
     """Sends a browser to the identity provider, with a cookie against which its return is checked."""
-    pending, url = await sign_on.begin_sign_in(next_path, _address_of(request))
+    pending, url = await sign_on.begin_sign_in(next_path, address)
     config = sign_on.require_config()
     answer = Response(status_code=303, headers=HEADERS | {"Location": url})
     answer.set_cookie(
@@ -73,9 +73,9 @@ async def finish(request: Request, sign_on: ServiceDep) -> Response:
     "/v1/sign-in/device",
     **describe("Begin a sign-in of a command line", DeviceSignIn, refuses=("not_found", "rate_limited", "unavailable")),
 )
-async def begin_device(request: Request, sign_on: ServiceDep) -> Response:
+async def begin_device(sign_on: ServiceDep, address: PeerAddress) -> Response:
     """The code that the user enters at the identity provider, and where."""
-    begun = await sign_on.begin_device_sign_in(_address_of(request))
+    begun = await sign_on.begin_device_sign_in(address)
     return responses.json_response(begun, 200, {"Cache-Control": "no-store"})
 
 
@@ -96,7 +96,3 @@ async def finish_device(sign_on: ServiceDep, body: Body) -> Response:
 def pending_cookie(config: SingleSignOnConfig) -> str:
     """Name of the cookie of a sign-in that has begun; over TLS no other host of the domain can set it."""
     return "__Host-shardyard_sign_in" if config.is_secure else "shardyard_sign_in"
-
-
-def _address_of(request: Request) -> str:
-    return "" if request.client is None else request.client.host

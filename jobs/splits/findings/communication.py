@@ -49,7 +49,7 @@ def find_communication(measures: Measures, run: TimedRun) -> list[Finding]:
             numbers={"share": round(share, 4), "comm_ms": round(comm_ms, 4), "step_ms": round(step_ms, 4)}
             | of_bandwidth,
             cost_device_seconds=round(cost, 4),
-            cost_share=round(min(1.0, cost * 1000 / run.device_time_ms(measures)), 4),
+            cost_share=run.cost_share(cost, measures),
         )
     ]
 
@@ -105,7 +105,7 @@ def find_needless_division(measures: Measures, run: TimedRun) -> list[Finding]:
                 "won_ms": round(spared_ms, 4),
             },
             cost_device_seconds=round(cost, 4),
-            cost_share=round(min(1.0, cost * 1000 / run.device_time_ms(measures)), 4),
+            cost_share=run.cost_share(cost, measures),
         )
     ]
 

@@ -105,7 +105,7 @@ def _find_creep(device: int, series: str, trace: MemoryTrace, run: HardwareRun) 
     if parts is None:
         return None
     least = [min(bucket.minimum for bucket in part) for part in parts]
-    middles = [_middle_of(part) for part in parts]
+    middles = [(part[0].first + part[-1].last) / 2 for part in parts]
     rises = [later - earlier for earlier, later in pairwise(least)]
     rise = least[-1] - least[0]
     half = len(least) // 2
@@ -135,10 +135,6 @@ def _divide_trace(buckets: Sequence[SampleBucket]) -> list[list[SampleBucket]] |
     if any(sum(bucket.count for bucket in part) < MIN_PART_SAMPLES for part in parts):
         return None
     return parts
-
-
-def _middle_of(part: Sequence[SampleBucket]) -> float:
-    return (part[0].first + part[-1].last) / 2
 
 
 def _describe_creep(one: _Creep, devices: int, run: HardwareRun) -> Finding:

@@ -75,7 +75,7 @@ def _input_bound(windows: Sequence[StepWindow], measures: Measures, run: TimedRu
             _advice_on_input(needed, run),
             numbers=numbers | {"num_workers_needed": float(needed)},
             cost_device_seconds=round(cost, 4),
-            cost_share=round(min(1.0, cost * 1000 / run.device_time_ms(measures)), 4),
+            cost_share=run.cost_share(cost, measures),
         )
     ]
 

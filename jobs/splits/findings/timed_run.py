@@ -38,3 +38,7 @@ class TimedRun:
         walls = [wall for wall in self.walls_ms if wall is not None]
         steps_ms = sum(window.cycle_ms * window.steps for window in measures.sums.history.windows())
         return max(max(walls, default=0.0), steps_ms, 1.0) * len(self.ranks)
+
+    def cost_share(self, device_seconds: float, measures: Measures) -> float:
+        """What part of all devices' time that is."""
+        return round(min(1.0, device_seconds * 1000 / self.device_time_ms(measures)), 4)

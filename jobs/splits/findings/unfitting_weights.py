@@ -42,7 +42,7 @@ def find_unfitting_weights(windows: Sequence[StepWindow], measures: Measures, ru
             f"set parallelism.weights to {fitting_weights(times.per_row)}",
             numbers={"step_work_ms": round(times.step_ms, 4), "fitting_work_ms": round(times.fitting_ms, 4)},
             cost_device_seconds=round(cost, 4),
-            cost_share=round(min(1.0, cost * 1000 / run.device_time_ms(measures)), 4),
+            cost_share=run.cost_share(cost, measures),
         )
     ]
 

@@ -125,7 +125,7 @@ def _describe_kinds(
             "fitting_work_ms": round(then_ms, 4),
         },
         cost_device_seconds=round(cost, 4),
-        cost_share=round(min(1.0, cost * 1000 / run.device_time_ms(measures)), 4),
+        cost_share=run.cost_share(cost, measures),
     )
 
 

@@ -4,10 +4,9 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jobs.protocol.names import SECRET_TENANTS, secrets_key
-from jobs.store.call import Call, call_function
+from jobs.store.call import Call, call_function, raise_if_missing
 from jobs.support.secret_keys import HEAD_BYTES
 from shardyard.contract.errors import NotFound, SecretQuota
 
@@ -88,15 +87,10 @@ def replace_sealed_secret(tenant: str, name: str, older: bytes, sealed: bytes) -
 
 
 def read_secret_tenants() -> Call[tuple[str, ...]]:
-    """Tenants that have secrets."""
     return Call(("SMEMBERS", SECRET_TENANTS), lambda reply: tuple(sorted(tenant.decode() for tenant in reply)))
 
 
 def delete_secret(tenant: str, name: str) -> Call[None]:
     """Forget a secret. Raises NotFound on execution."""
-
-    def decode(reply: Any) -> None:
-        if reply == b"missing":
-            raise NotFound(f"there is no secret {name!r}")
-
+    decode = raise_if_missing(NotFound(f"there is no secret {name!r}"))
     return call_function("delete_secret", decode, tenant=tenant, name=name)

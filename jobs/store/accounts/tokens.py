@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs.model.records import TokenRecord
 from jobs.protocol.names import token_key, tokens_key
-from jobs.store.call import Call, call_function, ignore_reply, read_hash
+from jobs.store.call import Call, call_function, ignore_reply, raise_if_missing, read_hash
 from shardyard.contract.errors import NotFound
 
 PREFIX = "sy"
@@ -164,9 +164,5 @@ def scan_tenants(cursor: int) -> Call[tuple[int, tuple[str, ...]]]:
 
 def revoke_token(tenant: str, token: str) -> Call[None]:
     """Forget a token. Raises NotFound on execution."""
-
-    def decode(reply: bytes) -> None:
-        if reply == b"missing":
-            raise NotFound(f"there is no token {token!r}")
-
+    decode = raise_if_missing(NotFound(f"there is no token {token!r}"))
     return call_function("delete_token", decode, tenant=tenant, token=token)

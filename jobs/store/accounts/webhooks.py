@@ -1,6 +1,6 @@
 """Calls on webhooks: what tenants want to be notified of, and what is to be sent to them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ import msgspec
 from jobs.model.records import Fields
 from jobs.protocol.names import WEBHOOK_TENANTS
 from jobs.store.attempts import AttemptId
-from jobs.store.call import Call, Word, call_function, is_ok, read_hash
+from jobs.store.call import Call, Word, call_function, is_ok, raise_if_missing, read_hash
 from shardyard.contract.errors import Conflict, NotFound, WebhookQuota
 
 #: Webhooks that a tenant may have.
@@ -175,15 +175,9 @@ def put_webhook(webhook: WebhookRecord) -> Call[None]:
 def change_webhook(webhook: WebhookRecord, older: bytes) -> Call[bool]:
     """Store what was changed of a webhook; False where its secret is not `older` any more, what was read before.
     Raises NotFound on execution."""
-
-    def decode(reply: bytes) -> bool:
-        if reply == b"missing":
-            raise unknown_webhook(webhook.id)
-        return is_ok(reply)
-
     return call_function(
         "change_webhook",
-        decode,
+        _was_changed(webhook),
         *_flat_fields(webhook),
         tenant=webhook.tenant,
         id=webhook.id,
@@ -195,21 +189,24 @@ def change_webhook(webhook: WebhookRecord, older: bytes) -> Call[bool]:
 
 def rotate_webhook(webhook: WebhookRecord, sealed: bytes, former_until: int) -> Call[bool]:
     """Store another secret of a webhook; False where it has changed since it was read. Raises NotFound on execution."""
-
-    def decode(reply: bytes) -> bool:
-        if reply == b"missing":
-            raise unknown_webhook(webhook.id)
-        return is_ok(reply)
-
     return call_function(
         "rotate_webhook",
-        decode,
+        _was_changed(webhook),
         tenant=webhook.tenant,
         id=webhook.id,
         older=webhook.sealed,
         sealed=sealed,
         former_until=former_until,
     )
+
+
+def _was_changed(webhook: WebhookRecord) -> Callable[[bytes], bool]:
+    def decode(reply: bytes) -> bool:
+        if reply == b"missing":
+            raise unknown_webhook(webhook.id)
+        return is_ok(reply)
+
+    return decode
 
 
 def _flat_fields(webhook: WebhookRecord) -> list[Word]:
@@ -252,12 +249,7 @@ def _records(tenant: str, reply: Sequence[Any]) -> list[WebhookRecord]:
 
 def delete_webhook(tenant: str, webhook: str) -> Call[None]:
     """Forget a webhook, and what waits for it. Raises NotFound on execution."""
-
-    def decode(reply: bytes) -> None:
-        if reply == b"missing":
-            raise unknown_webhook(webhook)
-
-    return call_function("delete_webhook", decode, tenant=tenant, id=webhook)
+    return call_function("delete_webhook", raise_if_missing(unknown_webhook(webhook)), tenant=tenant, id=webhook)
 
 
 def unknown_webhook(webhook: str) -> NotFound:
@@ -342,11 +334,7 @@ def redeliver(tenant: str, webhook: str, delivery: str) -> Call[None]:
     Raises (on execution):
         NotFound: there is no such delivery.
     """
-
-    def decode(reply: bytes) -> None:
-        if reply == b"missing":
-            raise NotFound(f"webhook {webhook[:64]!r} has no delivery {delivery[:64]!r}")
-
+    decode = raise_if_missing(NotFound(f"webhook {webhook[:64]!r} has no delivery {delivery[:64]!r}"))
     return call_function("redeliver", decode, tenant=tenant, id=webhook, delivery=delivery)
 
 
@@ -422,7 +410,6 @@ def seal_name(webhook: str) -> str:
 
 
 def read_webhook_tenants() -> Call[tuple[str, ...]]:
-    """Tenants that have webhooks."""
     return Call(("SMEMBERS", WEBHOOK_TENANTS), lambda reply: tuple(sorted(tenant.decode() for tenant in reply)))
 
 

@@ -10,6 +10,7 @@ from jobs.model.records import ROW_FIELDS, JobRow
 from jobs.model.spec import JobSpec
 from jobs.model.state import JobState
 from jobs.model.trace_context import JobTrace
+from jobs.protocol.names import split_ref
 from jobs.store.call import Call, Word, call_function, ignore_reply, read_hash
 from jobs.store.jobs import IDEMPOTENCY_SECONDS, raise_if_refused, spec_arguments
 from shardyard.contract.errors import IdempotencyConflict, NotFound
@@ -173,12 +174,7 @@ def close_group(tenant: str, group: str, note: str) -> Call[None]:
 
 def list_searches() -> Call[list[tuple[str, str]]]:
     """The tenants and ids of groups that are open."""
-
-    def decode(reply: Sequence[bytes]) -> list[tuple[str, str]]:
-        pairs = (ref.decode().partition("/") for ref in reply)
-        return sorted((tenant, group) for tenant, _, group in pairs)
-
-    return call_function("list_searches", decode)
+    return call_function("list_searches", lambda reply: sorted(map(split_ref, reply)))
 
 
 def _encode_children(children: Sequence[NewChild]) -> list[Word]:

@@ -120,8 +120,8 @@ def invite_command(
 
     service = find_service(url, token)
     with connect_client(url, token) as client:
-        invitation = invite(client, service.url, service.certificate, node, round(parse_seconds(expires, "--expires")))
-    print(invitation.command)
+        command = invite(client, service.url, service.certificate, node, round(parse_seconds(expires, "--expires")))
+    print(command)
 
 
 COMMANDS: Commands = {"join": join_command, "invite": invite_command}

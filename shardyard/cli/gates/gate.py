@@ -22,6 +22,7 @@ from shardyard.cli.common import (
     make_console,
     make_table,
     parse_seconds,
+    write_file,
 )
 from shardyard.cli.framework.completion import complete_jobs
 from shardyard.cli.output.documents import Output, OutputForm, parse_output, print_document
@@ -130,7 +131,9 @@ def gate_command(
             _await_end(client, job, longest)
         answer, verdict = _judge(client, job, limits)
     if junit is not None:
-        _write_junit(junit, verdict, time.monotonic() - began)
+        from shardyard.cli.gates.junit import write_junit
+
+        write_file(junit, write_junit(verdict, time.monotonic() - began))
     _show_verdict(answer, verdict, form, github)
     raise typer.Exit(EXIT_CODES[verdict.outcome])
 
@@ -174,15 +177,6 @@ def parse_size(given: str, option: str) -> int:
     if match is None:
         raise InvalidRequest(f"{option} {given!r} is not a size; write bytes, or 500MiB, 8GiB")
     return int(float(match[1]) * 1024 ** _UNITS[match[2].lower()])
-
-
-def _write_junit(file: Path, verdict: "GateVerdict", took_seconds: float) -> None:
-    from shardyard.cli.gates.junit import write_junit
-
-    try:
-        file.write_bytes(write_junit(verdict, took_seconds))
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file that you can write") from error
 
 
 def _show_verdict(answer: Any, verdict: "GateVerdict", form: OutputForm, github: bool | None) -> None:

@@ -65,10 +65,6 @@ def describe_outcome(job: "ListedJob", loss: float | None = None) -> str:
     return formatting.single_line(position + job.reason.message) or "-"
 
 
-def _places(job: "ListedJob") -> str:
-    return ", ".join(f"{place.node} {formatting.device_names(place.devices)}" for place in job.placement) or "-"
-
-
 def _labels(job: "ListedJob") -> str:
     return ",".join(f"{key}={value}" for key, value in job.labels.items()) or "-"
 
@@ -89,7 +85,10 @@ COLUMNS: dict[str, ShownColumn] = {
         falls=True,
         is_number=True,
     ),
-    "where": ShownColumn(_places, lambda job: job.placement[0].node if job.placement else None),
+    "where": ShownColumn(
+        lambda job: ", ".join(formatting.place_names(job.placement)) or "-",
+        lambda job: job.placement[0].node if job.placement else None,
+    ),
     "priority": ShownColumn(lambda job: str(job.priority), lambda job: job.priority, falls=True, is_number=True),
     "attempt": ShownColumn(lambda job: str(job.attempt), lambda job: job.attempt, falls=True, is_number=True),
     "labels": ShownColumn(_labels),

@@ -5,9 +5,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
-from shardyard.client.endpoints import Spec, spec_body
+from shardyard.client.endpoints import Spec, build_path, get_request, spec_body
 from shardyard.client.transport import HttpCall
 from shardyard.contract import groups
 from shardyard.contract.errors import InvalidRequest
@@ -30,11 +29,11 @@ def compare(
 
 def list_comparisons(**page: Any) -> HttpCall[groups.ComparisonList]:
     """One page, newest first: limit, cursor."""
-    return _get("/v1/comparisons", groups.ComparisonList, **page)
+    return get_request("/v1/comparisons", groups.ComparisonList, **page)
 
 
 def get_comparison(comparison: str) -> HttpCall[groups.Comparison]:
-    return _get(_path("comparisons", comparison), groups.Comparison)
+    return get_request(build_path("comparisons", comparison), groups.Comparison)
 
 
 def cancel_comparison(comparison: str) -> HttpCall[groups.Comparison]:
@@ -42,7 +41,7 @@ def cancel_comparison(comparison: str) -> HttpCall[groups.Comparison]:
 
 
 def get_comparison_report(comparison: str) -> HttpCall[groups.ComparisonReport]:
-    return _get(_path("comparisons", comparison, "report"), groups.ComparisonReport)
+    return get_request(build_path("comparisons", comparison, "report"), groups.ComparisonReport)
 
 
 def draw_comparison_report(comparison: str, media: str) -> HttpCall[str]:
@@ -63,11 +62,11 @@ def sweep(
 
 def list_sweeps(**page: Any) -> HttpCall[groups.SweepList]:
     """One page, newest first: limit, cursor."""
-    return _get("/v1/sweeps", groups.SweepList, **page)
+    return get_request("/v1/sweeps", groups.SweepList, **page)
 
 
 def get_sweep(sweep: str) -> HttpCall[groups.Sweep]:
-    return _get(_path("sweeps", sweep), groups.Sweep)
+    return get_request(build_path("sweeps", sweep), groups.Sweep)
 
 
 def cancel_sweep(sweep: str) -> HttpCall[groups.Sweep]:
@@ -75,7 +74,7 @@ def cancel_sweep(sweep: str) -> HttpCall[groups.Sweep]:
 
 
 def get_sweep_report(sweep: str) -> HttpCall[groups.SweepReport]:
-    return _get(_path("sweeps", sweep, "report"), groups.SweepReport)
+    return get_request(build_path("sweeps", sweep, "report"), groups.SweepReport)
 
 
 def draw_sweep_report(sweep: str, media: str) -> HttpCall[str]:
@@ -83,7 +82,7 @@ def draw_sweep_report(sweep: str, media: str) -> HttpCall[str]:
 
 
 def get_study(sweep: str) -> HttpCall[bytes]:
-    return _get(_path("sweeps", sweep, "study"), bytes)
+    return get_request(build_path("sweeps", sweep, "study"), bytes)
 
 
 def _post(collection: str, kind: Any, spec: Spec, fields: Mapping[str, Any], key: str | None) -> HttpCall[Any]:
@@ -99,22 +98,12 @@ def _post(collection: str, kind: Any, spec: Spec, fields: Mapping[str, Any], key
 
 
 def _cancel(collection: str, group: str, kind: Any) -> HttpCall[Any]:
-    return HttpCall(method="POST", path=_path(collection, group, "cancel"), kind=kind, repeat=True)
+    return HttpCall(method="POST", path=build_path(collection, group, "cancel"), kind=kind, repeat=True)
 
 
 def _draw(collection: str, group: str, media: str) -> HttpCall[str]:
-    path = _path(collection, group, "report")
+    path = build_path(collection, group, "report")
     return HttpCall(method="GET", path=path, kind=str, headers={"Accept": media}, repeat=True)
-
-
-def _get(path: str, kind: Any, **params: Any) -> HttpCall[Any]:
-    return HttpCall(method="GET", path=path, kind=kind, params=params, repeat=True)
-
-
-def _path(collection: str, group: str, *rest: str) -> str:
-    if not group:
-        raise InvalidRequest(f"an empty id names none of the {collection}")
-    return "/".join(["/v1", collection, quote(group, safe=""), *rest])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shardyard.contract.report import Report, Timing
 from shardyard.contract.report_diff import ReportDiff, ValuePair, compare_reports
 from shardyard.render.svg import bar_chart
-from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
+from shardyard.render.svg.captions import REHEARSAL, what_it_is
 from shardyard.render.svg.heat_map import draw_heat_map
 from shardyard.render.svg.markup import Markup, element, join_markup
 from shardyard.render.svg.report_page import (
@@ -15,6 +15,8 @@ from shardyard.render.svg.report_page import (
     finding_box,
     html_document,
     page_section,
+    scrolled_table,
+    verdict_lines,
 )
 from shardyard.render.text_tables import format_bytes, format_count, format_flop, format_measure, format_share
 
@@ -81,7 +83,6 @@ def _side_name(report: Report, about: ReportContext) -> str:
 
 def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
     """The narrow pictures serve for every width: each side has half the page."""
-    said = [element("p", words, class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     findings = [finding_box(finding) for finding in report.findings]
     drawn = both_widths(
         f"{ids}-map",
@@ -98,7 +99,7 @@ def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
         element("p", f"job {report.job_id}", class_="muted"),
         element("p", REHEARSAL, class_="banner") if report.rehearsal else None,
         drawn,
-        *said,
+        *verdict_lines(report),
         *(findings or [element("p", "Nothing was found that should be changed.", class_="muted")]),
         *(chart_section(f"{ids}-chart{place}", chart, half=True) for place, chart in enumerate(charts)),
     )
@@ -127,8 +128,7 @@ def _device_section(found: ReportDiff, names: Sequence[str]) -> Markup:
 def _pair_table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -> Markup:
     heads = [element("th", name, scope="col") for name in first]
     heads += [element("th", name, class_="n", scope="col", dir="auto") for name in (*names, "ratio")]
-    table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
-    return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers side by side")
+    return scrolled_table("Numbers side by side", heads, rows)
 
 
 def _pair_row(first: Sequence[str], pair: ValuePair, field: str) -> Markup:

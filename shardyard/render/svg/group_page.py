@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from shardyard.contract.groups import ComparisonReport, CurvePoint, SweepReport
 from shardyard.render.group_text import (
     VARIANT_COLUMNS,
+    best_trial,
     describe_left_out,
     describe_length,
     describe_recommendation,
@@ -20,7 +21,7 @@ from shardyard.render.group_text import (
 )
 from shardyard.render.svg.line_chart import MAX_CURVES, MetricCurve, draw_curves
 from shardyard.render.svg.markup import Markup, element, join_markup
-from shardyard.render.svg.report_page import both_widths, html_document, page_section
+from shardyard.render.svg.report_page import both_widths, html_document, page_section, scrolled_table
 from shardyard.render.svg.svg import PictureFrame
 from shardyard.render.text_tables import format_measure
 
@@ -58,7 +59,7 @@ def comparison_report_page(report: ComparisonReport) -> str:
 def sweep_report_page(report: SweepReport) -> str:
     title = f"Sweep {report.name}"
     rows = [[str(one.number), one.state, *trial_cells(report, one)] for one in ranked_trials(report)[:_MOST]]
-    best = next((one for one in report.trials if one.number == report.best), None)
+    best = best_trial(report)
     words = "No trial has ended with a value yet."
     if best is not None:
         words = f"Trial {best.number}: {report.metric} {format_measure(best.value)} with {describe_values(best)}"
@@ -96,8 +97,7 @@ def _table(names: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence
         )
         for cells in rows
     ]
-    table = element("table", element("thead", element("tr", *heads)), element("tbody", *lines))
-    return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers of the jobs")
+    return scrolled_table("Numbers of the jobs", heads, lines)
 
 
 def _lists(sections: dict[str, list[str]]) -> list[Markup]:

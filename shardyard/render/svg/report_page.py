@@ -135,13 +135,16 @@ def _header_fact(name: str, value: str, *, strong: bool = False) -> Markup:
 
 
 def _findings_section(report: Report) -> Markup:
-    said = [element("p", words, class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     found = [finding_box(finding) for finding in _by_weight(report)]
     if not found:
         found = [element("p", "Nothing was found that should be changed.", class_="muted")]
     more = len(found) - MAX_FINDINGS_ON_TOP
     below = element("p", f"{more} more below the split", class_="muted") if more > 0 else None
-    return page_section("Findings", *said, *found[:MAX_FINDINGS_ON_TOP], below)
+    return page_section("Findings", *verdict_lines(report), *found[:MAX_FINDINGS_ON_TOP], below)
+
+
+def verdict_lines(report: Report) -> list[Markup]:
+    return [element("p", words, class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
 
 
 def _more_findings(report: Report) -> Markup | None:
@@ -295,12 +298,11 @@ def _nodes_section(report: Report) -> Markup | None:
         element("tr", _body_cell(node.node), *(_body_cell(words, "n") for words in _node_cells(node)))
         for node in report.per_node[:MAX_TABLE]
     ]
-    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
     more, slowest = len(report.per_node) - len(rows), report.balance.slowest_node
     return page_section(
         "Nodes",
         element("p", "The others wait most for ", element("b", slowest, dir="auto"), ".") if slowest else None,
-        element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Nodes"),
+        scrolled_table("Nodes", head, rows),
         element("p", f"and {more:,} more nodes", class_="muted") if more > 0 else None,
     )
 
@@ -333,12 +335,11 @@ def _devices_section(report: Report, about: ReportContext) -> Markup:
         cells += [_body_cell(words, "n") for words in _cost_cells(cost, rates)]
         cells += [element("td", element("code", device.id), title=device.name), _body_cell(device.node)]
         rows.append(element("tr", *cells))
-    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
     more, together = len(report.devices) - len(rows), describe_rates(report)
     return page_section(
         "Devices",
         element("p", f"{together} together") if together else None,
-        element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
+        scrolled_table("Devices", head, rows),
         element("p", f"and {more:,} more devices", class_="muted") if more else None,
     )
 
@@ -347,12 +348,11 @@ def _hardware_section(report: Report) -> Markup | None:
     if not report.hardware:
         return None
     heads, *listed = hardware_cells(report.hardware[:MAX_TABLE])
-    rows = (element("tr", *(_body_cell(words, "n") for words in cells)) for cells in listed)
-    head = element("thead", element("tr", *(_head_cell(words, "n") for words in heads)))
-    table = element("table", head, element("tbody", *rows))
+    head = [_head_cell(words, "n") for words in heads]
+    rows = [element("tr", *(_body_cell(words, "n") for words in cells)) for cells in listed]
     return page_section(
         "Hardware, sampled once a second",
-        element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Hardware"),
+        scrolled_table("Hardware", head, rows),
         *(element("p", words, class_="muted") for words in (CAPTION, *hardware_remarks(report.hardware[:MAX_TABLE]))),
     )
 
@@ -401,6 +401,12 @@ def _head_cell(words: str, kind: str = "") -> Markup:
 
 def _body_cell(words: str, kind: str = "") -> Markup:
     return element("td", words, class_=kind or None)
+
+
+def scrolled_table(name: str, head: Sequence[Markup], rows: Sequence[Markup]) -> Markup:
+    """A table that scrolls sideways where it is wider than the page; `name` is what a screen reader says."""
+    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
+    return element("div", table, class_="scroll", tabindex="0", role="group", aria_label=name)
 
 
 def page_section(title: str, *children: Markup | None) -> Markup:

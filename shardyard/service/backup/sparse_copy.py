@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from jobs.support import fs
+
 #: Read at a time; a hash of a sparse file depends on it.
 WINDOW_BYTES: Final = 1024 * 1024
 #: A block of zeros is written as a hole.
@@ -60,7 +62,7 @@ def copy_contents(reader: int, writer: int, size: int, *, sparse: bool, check: C
             if sparse:
                 digest.update(_RUN.pack(place + begin, len(run)))
                 digest.update(run)
-            _write_at(writer, run, place + begin)
+            fs.write_at(writer, run, place + begin)
             stored += len(run)
     if sparse:
         end = min(size, os.fstat(reader).st_size)
@@ -115,10 +117,3 @@ def _find_runs(piece: bytes) -> Iterator[tuple[int, int]]:
             begin = place
     if begin is not None:
         yield begin, len(piece)
-
-
-def _write_at(writer: int, body: bytes, place: int) -> None:
-    view = memoryview(body)
-    while view:
-        written = os.pwrite(writer, view, place)
-        view, place = view[written:], place + written

@@ -2,7 +2,6 @@
 
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,19 +14,11 @@ INVITED_SECONDS = 86_400
 JOIN_SCOPE = "join"
 
 
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """`token_id` is for `shardyard token revoke`."""
-
-    token_id: str
-    command: str = field(repr=False)
-
-
 def invite(
     client: Client, url: str, chain: Path | None, node: str | None = None, seconds: int = INVITED_SECONDS
-) -> Invitation:
-    """Make a token that a machine joins with, once or several times, until it expires; `node`: under this name alone.
-    `chain` has the certificate of the service first; None: it is one that every machine trusts.
+) -> str:
+    """The command by which a machine joins with a new token, once or several times, until that expires; `node`: under
+    this name alone. `chain` has the certificate of the service first; None: it is one that every machine trusts.
 
     Raises:
         ShardyardError: the service refuses, or does not answer.
@@ -38,7 +29,7 @@ def invite(
     made = client.create_token(name, scopes=[JOIN_SCOPE], expires_in_seconds=seconds, node=node)
     command = ["shardyard", "join", url, "--token", made.token]
     command += [] if chain is None else ["--fingerprint", fingerprint(chain)]
-    return Invitation(made.id, shlex.join(command))
+    return shlex.join(command)
 
 
 def _forget_expired(client: Client) -> None:

@@ -213,7 +213,7 @@ class LeftoverCarrier:
         end = pending_end.read_pending_end(file)
         if end is None:
             return
-        own = paths.attempt_dir(self._config.storage, attempt.tenant, attempt.job, attempt.number)
+        own = paths.dir_of_attempt(self._config.storage, attempt)
         prefix = f"{own.relative_to(self._config.storage)}/"
         refused = dict(carrier.refused)
         if not refused and end.checkpoint is not None:  # all files are there, so it was the checkpoint
@@ -271,7 +271,7 @@ class LeftoverCarrier:
 
     def _remove_files(self, attempt: AttemptId, own: CarryJournal) -> None:
         """Everything was carried, and told: the local files go."""
-        directory = paths.attempt_dir(self._config.storage, attempt.tenant, attempt.job, attempt.number)
+        directory = paths.dir_of_attempt(self._config.storage, attempt)
         if directory.exists():
             fs.remove_tree(directory)
         own.remove()

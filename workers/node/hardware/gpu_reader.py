@@ -61,7 +61,7 @@ class GpuReader:
                 values=values,
                 throttled=tuple(name for name, bit in THROTTLE_REASONS.items() if int(reasons) & bit),
                 ecc={name: int(value) for name, value in self._read_ecc(gpu, handle) if value is not None},
-                processes=self._read_processes(gpu, handle) if with_processes else {},
+                processes=_read_processes(handle) if with_processes else {},
             )
         except pynvml.NVMLError as error:
             log.warning("gpu_not_read", gpu=gpu, error=str(error))
@@ -148,14 +148,15 @@ class GpuReader:
                 self._unsupported.add((gpu, name))
             return None
 
-    def _read_processes(self, gpu: str, handle: Any) -> dict[int, int]:
-        try:
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except pynvml.NVMLError as error:
-            if error.value in _LOST:
-                raise
-            return {}
-        return {int(one.pid): int(one.usedGpuMemory or 0) for one in found}
+
+def _read_processes(handle: Any) -> dict[int, int]:
+    try:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError as error:
+        if error.value in _LOST:
+            raise
+        return {}
+    return {int(one.pid): int(one.usedGpuMemory or 0) for one in found}
 
 
 def _clock_reasons(handle: Any) -> int:

@@ -247,7 +247,7 @@ def _fork_first_process(
     """
     try:
         with theirs:
-            init.fork_init(theirs, plan, work, group.enter if group is not None else _enter_nothing)
+            init.fork_init(theirs, plan, work, group.enter if group is not None else lambda: None)
         ready = wire.receive_message(line)
     except (OSError, EOFError) as error:
         raise BoxFailed(f"the box could not be made: {error!r}") from error
@@ -256,10 +256,6 @@ def _fork_first_process(
             os.waitpid(ready.sender, 0)  # it ends by itself, and is a child of ours by now
         raise BoxFailed(f"the box could not be made: {ready.fields.get('message')}")
     return ready.sender
-
-
-def _enter_nothing() -> None:
-    return
 
 
 def _has_ended(pidfd: int, within: float = 0.0) -> bool:

@@ -58,7 +58,7 @@ class BoxFiles:
         for path in (*plan.hidden, *plan.shown, "/dev"):
             with contextlib.suppress(FileNotFoundError):
                 self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        _mount_proc()
+        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         self._build_dev()
         for path in (*PRIVATE[:2], *plan.covers):
             if os.path.isdir(path) and not os.path.islink(path):
@@ -157,10 +157,6 @@ class BoxFiles:
             if (path == hidden or path.startswith(hidden + "/")) and hidden in self.sources:
                 return f"/proc/self/fd/{self.sources[hidden]}{path[len(hidden) :]}"
         raise FileNotFoundError(f"{path} is in no directory of the service")
-
-
-def _mount_proc() -> None:
-    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _cover(path: str, options: str) -> None:

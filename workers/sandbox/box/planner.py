@@ -40,18 +40,16 @@ def _find_private_paths(settings: Settings) -> Iterator[Path]:
     """Directories that the service keeps for itself."""
     yield _resolve(target_of(settings).root)
     yield _resolve(settings.state_dir)
-    if settings.admin_token_file is not None:
-        yield _resolve(settings.admin_token_file).parent
-    if settings.secret_key_file is not None:
-        yield _resolve(settings.secret_key_file).parent
-    if settings.tls_key is not None:
-        yield _resolve(settings.tls_key).parent
-    if settings.node_token_file is not None:
-        yield _resolve(settings.node_token_file).parent
+    files = (settings.admin_token_file, settings.secret_key_file, settings.tls_key, settings.node_token_file)
+    yield from (_resolve(file).parent for file in files if file is not None)
+    for socket in redis_sockets(settings):
+        yield _resolve(Path(socket)).parent
+
+
+def redis_sockets(settings: Settings) -> Iterator[str]:
     for url in {settings.control_url(), settings.telemetry()}:
         if url.startswith("unix://"):
-            socket = url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
-            yield _resolve(Path(socket)).parent
+            yield url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
 
 
 def _find_needed_paths(settings: Settings, pythons: Iterable[Path]) -> Iterator[Path]:

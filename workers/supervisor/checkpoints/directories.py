@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-import structlog
-
 from jobs.files import checkpoints, paths
 from jobs.files.checkpoints import WEIGHTS, VerifiedCheckpoint
 from jobs.support import fs
 from workers.runtime.launch import AttemptConfig
 from workers.sandbox import run_as
 from workers.sandbox.box.box import Box
-from workers.supervisor.checkpoints.takeover import sync_path
-
-log = structlog.get_logger(__name__)
+from workers.supervisor.checkpoints.takeover import remove_if_there, sync_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class CheckpointDirectories:
 def directories_of(config: AttemptConfig) -> CheckpointDirectories:
     """Where the checkpoints of an attempt go."""
     attempt = config.attempt
-    directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    directory = paths.dir_of_attempt(config.storage, attempt).absolute()
     kept = paths.checkpoints_dir(config.storage, attempt.tenant, attempt.job).absolute()
     return CheckpointDirectories(paths.drafts_dir(directory, config.part), kept, directory)
 
@@ -60,7 +56,7 @@ def prepare_drafts(config: AttemptConfig, directories: CheckpointDirectories, bo
         OSError: the disk refuses.
     """
     for own in (directories.drafts, paths.resume_dir(directories.attempt, config.part)):
-        _remove_if_there(own)
+        remove_if_there(own)
     directories.drafts.mkdir(parents=True, mode=0o700)
     if config.account is not None:
         run_as.give_tree(directories.drafts, config.account)
@@ -83,15 +79,7 @@ def sync_ancestors(storage: Path, directory: Path) -> None:
 def remove_drafts(attempt: Path) -> None:
     """Remove what only a running attempt needs of its checkpoints. What cannot be removed is logged."""
     for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt), paths.parts_dir(attempt)):
-        _remove_if_there(directory)
-
-
-def _remove_if_there(directory: Path) -> None:
-    if directory.exists():
-        try:
-            fs.remove_tree(directory)
-        except OSError as error:
-            log.warning("not_removed", directory=str(directory), error=str(error))
+        remove_if_there(directory)
 
 
 def make_readable(

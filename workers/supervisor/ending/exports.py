@@ -25,7 +25,7 @@ EXPORT_SECONDS = 120.0
 def export_metrics(spec: JobSpec, attempt: AttemptId, storage: Path, metrics: Path) -> Iterator[str]:
     """Write what the job asks for to its artifacts, as `exported-FORMAT/`. The processes of the attempt must be dead.
     Yields, of each that was not written, why, in a sentence."""
-    directory = paths.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    directory = paths.dir_of_attempt(storage, attempt).absolute()
     for tool in spec.program.export or ():
         target = paths.artifacts_dir(directory) / f"exported-{tool}"
         with tempfile.TemporaryDirectory(prefix="export-", dir=directory, ignore_cleanup_errors=True) as scratch:

@@ -38,7 +38,7 @@ class PartLogs:
             OSError: the attempt's directory cannot be made.
         """
         attempt, spec = config.attempt, config.spec
-        directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
+        directory = paths.dir_of_attempt(config.storage, attempt)
         self._shipper = StreamShipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
         self._logs = LogRelay(directory, len(config.devices), self._shipper, first=config.first_device)
         self._meter = meter
@@ -53,7 +53,6 @@ class PartLogs:
         self._activity = RankActivity(self._world_size, step)
 
     def add_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
-        """Take what a rank has printed."""
         if self._redactor is not None:
             data = self._redactor.clean_output(output.fd, data)
         self._keep(rank, output, data)

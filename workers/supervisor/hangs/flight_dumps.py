@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 import structlog
@@ -100,11 +100,7 @@ def _load_plain(path: Path) -> Any:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         _check_file(os.fstat(fd))
-        return _load(file)
-
-
-def _load(file: BinaryIO) -> Any:
-    return _PlainUnpickler(file).load()
+        return _PlainUnpickler(file).load()
 
 
 def _check_file(status: os.stat_result) -> None:

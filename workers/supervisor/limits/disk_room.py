@@ -32,8 +32,7 @@ class DiskRoom:
         """Raises OSError where the page cannot be written: there is no room for the attempt."""
         self._ledger = AttemptDirectory.of(config.state_dir, config.attempt).disk_ledger
         self._config = config
-        attempt = config.attempt
-        self._attempt_dir = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
+        self._attempt_dir = paths.dir_of_attempt(config.storage, config.attempt)
         self._low_at = -math.inf
         disk_ledger.create_ledger(self._ledger)
 

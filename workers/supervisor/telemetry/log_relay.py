@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import structlog
@@ -124,7 +125,7 @@ class LogRelay:
         if not self._has_room("shard", sum([len(line.text) for line in lines])):
             return
         now = self._clock()
-        for (device, step), alike in groupby(lines, key=_device_and_step):
+        for (device, step), alike in groupby(lines, key=attrgetter("device", "step")):
             texts = [line.text.encode() for line in alike]
             if any(len(text) > PIECE_BYTES for text in texts):  # of a shape of thousands of dimensions
                 for text in texts:
@@ -234,10 +235,6 @@ class LogRelay:
         writer = self._devices[index].writer
         if self._shipper is not None:
             self._shipper.ship_log(index, writer.path, writer.end)
-
-
-def _device_and_step(line: ShardLine) -> tuple[int, int]:
-    return line.device, line.step
 
 
 def is_due(since: float, seconds: float, now: float) -> bool:

@@ -45,7 +45,7 @@ def keep_files(
     directory: AttemptDirectory, storage: Path, attempt: AttemptId, is_time_up: Callable[[], bool]
 ) -> UserFilesRecord | None:
     """Keep the files of an attempt. None where it keeps none, or that was done before."""
-    target = paths.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    target = paths.dir_of_attempt(storage, attempt).absolute()
     try:
         if paths.user_files_record(target).exists():
             return None

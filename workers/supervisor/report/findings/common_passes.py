@@ -54,13 +54,13 @@ def _holds_same(one: Mapping[int, tuple[int, ...]], other: Mapping[int, tuple[in
     return same.pop() if len(same) == 1 else None
 
 
-def list_common_passes(processes: Sequence[ProcessState], *, trained: bool) -> list[CommonPass]:
-    """The passes that all ranks have made, with training or without, the latest first. Passes are told by their order:
-    one rank may have made more loaders than another, for evaluation or for what only it does."""
+def list_common_passes(processes: Sequence[ProcessState]) -> list[CommonPass]:
+    """The passes with training that all ranks have made, the latest first. Passes are told by their order: one rank may
+    have made more loaders than another, for evaluation or for what only it does."""
     if len(processes) < 2:
         return []
     first, *others = (process.passes.latest for process in processes)
-    shared = [key for key in first if key[0] is trained and all(key in latest for latest in others)]
+    shared = [key for key in first if key[0] and all(key in latest for latest in others)]
     return [
         CommonPass(
             {process.rank: process.passes.latest[key] for process in processes},
@@ -72,8 +72,7 @@ def list_common_passes(processes: Sequence[ProcessState], *, trained: bool) -> l
 
 def find_common_pass(trainers: Sequence[ProcessState]) -> CommonPass | None:
     """The latest pass that all ranks have trained on, a complete one if there is any."""
-    found = list_common_passes(trainers, trained=True)
-    trained = [one for one in found if all(load.rows for load in one.loads.values())]
+    trained = [one for one in list_common_passes(trainers) if all(load.rows for load in one.loads.values())]
     complete = [one for one in trained if all(load.complete for load in one.loads.values())]
     return next(iter(complete or trained), None)
 

@@ -103,7 +103,7 @@ def find_batches_read_by_all(seen: ScriptObservations) -> Iterator[Finding]:
     trainers = seen.trainers
     if not are_grouped(trainers) or any(process.shares_tensors for process in trainers):
         return
-    for shared in list_common_passes(trainers, trained=True):
+    for shared in list_common_passes(trainers):
         batches = {load.first_batches for load in shared.loads.values()}
         if len(batches) != 1 or not _tells_batches_apart(batches.pop()):
             continue
@@ -134,7 +134,7 @@ def find_ranks_that_end_apart(seen: ScriptObservations) -> Iterator[Finding]:
     trainers = seen.trainers
     if not seen.final or not _average_gradients(trainers):
         return
-    for shared in list_common_passes(trainers, trained=True):
+    for shared in list_common_passes(trainers):
         batches = {rank: load.batches for rank, load in shared.loads.items()}
         least, most = min(batches.values()), max(batches.values())
         shortest = sorted(rank for rank in batches if batches[rank] == least)
