@@ -12,8 +12,7 @@ from api.schemas.group_requests import ComparisonRequest
 from api.schemas.job_requests import parse_spec
 from jobs.model.spec import DISTRIBUTED, JobSpec, RecipeProgram
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
-from shardyard.contract.groups import LeftOut
-from shardyard.contract.strategies import ENDLESS_EPOCHS, set_strategy
+from shardyard.contract.groups import ENDLESS_EPOCHS, LeftOut, set_strategy
 
 #: What short runs leave out: it takes time between steps, and nobody needs what it leaves.
 _NOT_IN_SHORT_RUNS = ("evaluate", "checkpoint")

@@ -1,7 +1,7 @@
 """Groups of jobs: comparisons and sweeps, and their reports."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -180,3 +180,28 @@ class SweepReport(Answer, frozen=True, kw_only=True):
     trials: list[TrialResult] = msgspec.field(default_factory=list)
     best: int | None = None
     notes: list[str] = msgspec.field(default_factory=list)
+
+
+# -- what one job of a group is made from --------------------------------------------------------------
+
+#: Of a run that has a limit of steps, and no other.
+ENDLESS_EPOCHS: Final = 1_000_000
+#: Fields of `parallelism` that only some strategies have.
+_OF_STRATEGIES: Final = {
+    "dim": ("dp",),
+    "output_device": ("dp",),
+    "functional": ("dp",),
+    "module": ("dp", "ddp"),
+    "placement": ("single",),
+    "backend": ("ddp", "fsdp"),
+}
+
+
+def set_strategy(spec: dict[str, Any], strategy: str, devices: int) -> None:
+    """Have a spec run under a strategy on so many devices, without the fields that only other strategies have."""
+    parallelism: dict[str, Any] = spec.setdefault("parallelism", {})
+    for name, owners in _OF_STRATEGIES.items():
+        if strategy not in owners:
+            parallelism.pop(name, None)
+    parallelism["strategy"] = strategy
+    spec["resources"] = {"devices": devices}

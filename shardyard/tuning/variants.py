@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardyard.contract.errors import FieldError, InvalidRequest
-from shardyard.contract.strategies import ENDLESS_EPOCHS, set_strategy
+from shardyard.contract.groups import ENDLESS_EPOCHS, set_strategy
 from shardyard.tuning.candidates import STRATEGIES, Arm, Candidate, SearchSpace
 
 #: What short runs leave out: it is not about the speed of steps, and nobody needs what it leaves.
