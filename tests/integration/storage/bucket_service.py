@@ -73,6 +73,7 @@ class BucketService:
                 yield process, client
 
     def attempt(self) -> CarriedAttempt:
+        until(lambda: self.client.get("/readyz").status_code == 200)
         job = self.client.post("/v1/jobs", json=a_spec_body()).raise_for_status().json()["id"]
         until(lambda: self.control.run(store.read_job("default", job)).record.state == "starting")
         attempt = CarriedAttempt(self.control, self.redis, self.directory / "node", job)

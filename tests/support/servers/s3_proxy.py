@@ -18,7 +18,7 @@ _KEY = re.compile(rb"<Key>(.*?)</Key>")
 
 class S3Proxy:
     """`delay`: seconds before each request. `refusal`: status and code that requests of `refused` methods get.
-    `hidden`: what matches it is in no list. `requests` counts them: by method, and "LIST"."""
+    `hidden`: what matches it is in no list. `requests` counts them: by method, and "LIST"; `asked` has all of them."""
 
     def __init__(self, upstream: str) -> None:
         self.delay = 0.0
@@ -26,6 +26,7 @@ class S3Proxy:
         self.refused = METHODS
         self.hidden: re.Pattern[bytes] | None = None
         self.requests: Counter[str] = Counter()
+        self.asked: list[str] = []
         self._upstream = urlsplit(upstream)
         self._lock = threading.Lock()
 
@@ -67,6 +68,7 @@ class S3Proxy:
         is_list = handler.command == "GET" and "list-type=2" in handler.path
         with self._lock:
             self.requests["LIST" if is_list else handler.command] += 1
+            self.asked.append(f"{handler.command} {handler.path}")
         sleep(self.delay)
         if self.refusal is not None and handler.command in self.refused:
             status, code = self.refusal
