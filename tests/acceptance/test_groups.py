@@ -115,6 +115,7 @@ def test_a_sweep_ranks_its_trials_and_a_cancelled_one_keeps_what_it_has(up: Up) 
     assert client.sweep_report(many.id).best is not None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sweep_that_optuna_leads_goes_on_where_it_was_when_everything_is_killed(up: Up, tmp_path: Path) -> None:
     client = up.start()

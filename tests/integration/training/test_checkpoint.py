@@ -109,7 +109,7 @@ CASES: dict[str, tuple[dict[str, Any], int, str, dict[str, Any], int]] = {
 
 
 #: They show little that the others do not.
-SLOW = {"ddp on 2", "ddp, killed after an epoch", "ddp in bfloat16", "fsdp on 3", "fsdp in bfloat16"} | {
+SLOW = {"ddp on 2", "ddp on 3", "ddp, killed after an epoch", "ddp in bfloat16", "fsdp on 3", "fsdp in bfloat16"} | {
     "fsdp, accumulated",
     "dp on 3 by weights",
     "ddp by weights, accumulated",

@@ -124,7 +124,13 @@ def test_a_script_for_torchrun_on_two_hosts_gets_its_samplers_rows_on_each_rank(
     assert f"Let's use {devices} GPUs!" in nodes.text(job, 0)
 
 
-@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "1"}], ids=["warm", "cold"])  # read at import
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="warm"),
+        pytest.param({"OMP_NUM_THREADS": "1"}, id="cold", marks=pytest.mark.slow),  # which torch reads at import
+    ],
+)
 def test_ranks_find_each_other_as_under_torchrun_and_each_device_has_its_log(
     nodes: TwoNodes, env: dict[str, str]
 ) -> None:

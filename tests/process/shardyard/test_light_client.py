@@ -159,7 +159,14 @@ def test_the_command_line_needs_the_light_dependencies_alone(command: list[str],
 
 @pytest.mark.parametrize(
     "command",
-    [["up"], ["demo"], ["api"], ["worker"], ["config"], ["backup", "here"], ["restore", "there"]],
+    [
+        ["up"],
+        ["worker"],
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in (["demo"], ["api"], ["config"], ["backup", "here"], ["restore", "there"])
+        ),
+    ],
     ids=lambda command: command[0],
 )
 def test_a_command_that_needs_the_server_says_how_to_install_it(command: list[str], tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def found_in_quiet_run(name: str) -> list[Finding]:
     return found(run(devices, 500, 7, None, EVEN))
 
 
-@pytest.mark.parametrize("share", [0.1, pytest.param(0.2, marks=pytest.mark.slow), 0.5])
+@pytest.mark.parametrize("share", [0.1, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.2, 0.5))])
 @pytest.mark.parametrize("part", CAUSES)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_planted_slow_device_is_named_with_its_cause_and_its_twin_is_not(name: str, part: str, share: float) -> None:
