@@ -19,7 +19,7 @@ from jobs.protocol.names import DEFAULT_TENANT
 from jobs.scheduling.backoff import backoff_seconds
 from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
-from jobs.store.provided_pools import end_block
+from jobs.store.pools import end_block
 from shardyard.contract.errors import Forbidden, NotFound, PreconditionFailed
 from shardyard.contract.fleet import DeviceHistory, DeviceUseList, DeviceUses, NodeList, NodeView, PoolList, PoolView
 from shardyard.contract.responses import at

@@ -14,7 +14,7 @@ from api.schemas import views
 from jobs import store
 from jobs.scheduling.node_demand import NodeLimits, plan_nodes
 from jobs.store.client import AsyncRedisStore
-from jobs.store.provided_pools import read_demand
+from jobs.store.pools import read_demand
 from shardyard.contract.errors import Unavailable
 from shardyard.contract.fleet import PoolView
 from shardyard.contract.responses import Readiness

@@ -21,7 +21,7 @@ from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec, Resources
 from jobs.model.spec_rules import parse_spec
 from jobs.model.state import StateReason, SupervisorCommand
-from jobs.store import policies, shares
+from jobs.store import pools, shares
 from jobs.store.attempts import MAX_DISPATCHED
 from jobs.store.client import RedisStore
 from jobs.store.function_library import function_library
@@ -71,7 +71,7 @@ class StoredPool:
         for tenant, weight in weights.items():
             control.run(shares.set_share(tenant, weight))
         if preempt:
-            control.run(policies.set_policy(POOL, PoolPolicy(preempt=True)))
+            control.run(pools.set_policy(POOL, PoolPolicy(preempt=True)))
 
     def set_clock(self, now: float) -> None:
         self.control.client.set(CLOCK_KEY, int((BEGIN + now) * 1_000_000))

@@ -7,7 +7,7 @@ that takes grows with the nodes of the pool and its classes of jobs, and not wit
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jobs.store.provided_pools import ClassDemand, PoolDemand
+from jobs.store.pools import ClassDemand, PoolDemand
 
 #: Gangs of one class that are looked at: more cannot run side by side in any pool that is kept by one provider.
 MAX_GANGS = 256

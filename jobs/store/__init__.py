@@ -105,7 +105,7 @@ from jobs.store.nodes import (
     take_down_node,
     undrain_node,
 )
-from jobs.store.policies import set_policy
+from jobs.store.pools import set_policy
 from jobs.store.profiles import ProfileRequest, read_profile, record_profile, request_profile
 from jobs.store.quarantine import (
     QuarantinedDevice,

@@ -13,8 +13,7 @@ from jobs.model.records import Fields, LowDisk, NodeInfo, NodeRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId, PartId
 from jobs.store.call import Call, call_function, is_ok, raise_if_missing, read_hash
-from jobs.store.policies import decode_policies
-from jobs.store.provided_pools import read_provided
+from jobs.store.pools import decode_policies, read_provided
 from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
 
 #: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is

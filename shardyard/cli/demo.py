@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from shardyard.cli.watch import watch_job
+from shardyard.cli.live.watch import watch_job
 from shardyard.client import Client
 from shardyard.client.connection import LocalService, local_service
 from shardyard.service.processes import ServiceError

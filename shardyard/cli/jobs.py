@@ -53,7 +53,7 @@ def watch_command(
     as_json: AsJson = False,
 ) -> None:
     """Follow a job live, device by device, until it ends. Ctrl-C leaves the job running."""
-    from shardyard.cli.watch import follow_until_end
+    from shardyard.cli.live.watch import follow_until_end
 
     with connect_client(url, token) as client:
         raise typer.Exit(follow_until_end(client, job, as_json, stream=stream))

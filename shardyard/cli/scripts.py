@@ -75,7 +75,7 @@ def submit_script(
         InvalidRequest: the program is not there, or the directory cannot be packed.
         Exit: the job was followed to its end.
     """
-    from shardyard.cli.watch import follow_until_end
+    from shardyard.cli.live.watch import follow_until_end
 
     entry = entry_file(code)
     chosen = pack.select_files(code.directory, entry, code.include, code.exclude, private=private_paths())

@@ -314,7 +314,7 @@ class SpecSource:
 
 def _submit_spec(spec: bytes, client: "Client", follow: bool, as_json: bool) -> None:
     """Submit a spec. Raises Exit if the job was followed to its end."""
-    from shardyard.cli.watch import follow_until_end
+    from shardyard.cli.live.watch import follow_until_end
     from shardyard.client import endpoints
 
     call = endpoints.submit_job(spec)

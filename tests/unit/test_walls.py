@@ -41,7 +41,7 @@ THREADS = {
     "jobs.scheduling.scheduler",
     "shardyard.service.backup.bucket_mirror",
     "jobs.storage.objects",  # parts of a file that are read at a time; its users are the API and carriers
-    "shardyard.cli.top",
+    "shardyard.cli.live.top",
     "shardyard.client",
     "workers.node.agent",
     "workers.node.disks.watch",
@@ -286,5 +286,7 @@ def test_a_folder_has_at_most_twenty_modules() -> None:
     sizes: dict[Path, int] = {}
     for top in (*PACKAGES, "benchmarks", "tools"):
         for path in (ROOT / top).rglob("*.py"):
-            sizes[path.parent] = sizes.get(path.parent, 0) + (path.name != "__init__.py")
+            # The module of a package counts where it is more than that.
+            is_module = path.name != "__init__.py" or "\ndef " in path.read_text(encoding="utf-8")
+            sizes[path.parent] = sizes.get(path.parent, 0) + is_module
     assert {str(folder.relative_to(ROOT)): size for folder, size in sizes.items() if size > MOST_MODULES} == {}

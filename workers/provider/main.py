@@ -28,7 +28,7 @@ from jobs.protocol.names import STORAGE_NONCE
 from jobs.scheduling.node_demand import NodeLimits
 from jobs.store import Call
 from jobs.store.client import RedisStore
-from jobs.store.provided_pools import list_offers
+from jobs.store.pools import list_offers
 from jobs.support.logging_config import configure_logging
 from shardyard.contract.errors import Unavailable
 from workers.node.devices import VIRTUAL_DEVICES

@@ -22,7 +22,7 @@ from jobs.model.provided_pool import MAX_WORDS, Block, PoolOffer
 from jobs.scheduling.backoff import backoff_seconds
 from jobs.scheduling.node_demand import NodeLimits, NodePlan, plan_nodes
 from jobs.store.client import RedisStore
-from jobs.store.provided_pools import PoolDemand, drop_pool, end_block, keep_pool, note_block, read_demand
+from jobs.store.pools import PoolDemand, drop_pool, end_block, keep_pool, note_block, read_demand
 from jobs.support import failpoints
 from workers.provider.batch_script import BlockRequest
 from workers.provider.slurm import EngineError, EngineJob

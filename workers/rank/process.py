@@ -253,7 +253,7 @@ def _add_variables(config: AttemptConfig, message: StartMessage) -> None:
     if directory is not None and config.devices[0].kind == "cuda":
         is_cold = config.python is not None
         os.environ.update(collectives.recorder_variables(directory.output, own, every_name=is_cold))
-    os.environ.update(message.meeting)
+    os.environ.update(message.rendezvous)
     os.environ.update(own)
     os.environ.update(message.secrets)
 
@@ -261,7 +261,7 @@ def _add_variables(config: AttemptConfig, message: StartMessage) -> None:
 def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
     """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
     a program that starts its own ranks would wait for a master that is not there. Where ranks of several nodes meet
-    is known later (`StartMessage.meeting`)."""
+    is known later (`StartMessage.rendezvous`)."""
     mark, value = attempt_variable(config.attempt)
     gpus = ",".join(device.id for device in config.devices if device.kind == "cuda")
     variables = {
@@ -280,7 +280,7 @@ def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapp
         return variables
     if not config.is_gang:
         assert port is not None
-        variables |= meeting_variables(config.address, port)
+        variables |= rendezvous_variables(config.address, port)
         if config.boxed and config.network == "host":
             variables[STORE_VARIABLE] = PRIVATE_STORE
     world = str(config.world_size)
@@ -304,7 +304,7 @@ def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapp
     }
 
 
-def meeting_variables(address: str, port: int, interface: str = "") -> dict[str, str]:
+def rendezvous_variables(address: str, port: int, interface: str = "") -> dict[str, str]:
     """Where the ranks of an attempt meet: the supervisor of part 0 serves the store there. `interface` is the one with
     this node's address, where there are several nodes: by themselves gloo and NCCL may choose another."""
     found = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

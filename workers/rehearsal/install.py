@@ -23,11 +23,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
 
-from workers.rehearsal.errors import NotRehearsable
 from workers.runtime import import_hook
 from workers.runtime.import_callbacks import when_imported
-
-__all__ = ["NotRehearsable", "install"]
 
 _installed = False
 

@@ -180,12 +180,12 @@ class StartMessage:
     resume: Path | None = None  # a checkpoint to begin with
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # values of environment variables
     #: Variables by which the ranks of several nodes find each other, which are known once all nodes have joined.
-    meeting: Mapping[str, str] = field(default_factory=dict)
+    rendezvous: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         directory = self.working_directory.encode() if self.working_directory is not None else None
         paths = {name: str(path) for name, path in (("drafts", self.drafts), ("resume", self.resume)) if path}
-        variables = {"secrets": dict(self.secrets), "meeting": dict(self.meeting)}
+        variables = {"secrets": dict(self.secrets), "rendezvous": dict(self.rendezvous)}
         return json.dumps({"working_directory": directory, "paths": paths} | variables).encode()
 
     @classmethod
@@ -194,7 +194,7 @@ class StartMessage:
         directory = found["working_directory"]
         paths = {name: Path(path) for name, path in found["paths"].items()}
         start = WorkingDirectory.decode(directory) if directory is not None else None
-        return cls(start, **paths, secrets=found["secrets"], meeting=found["meeting"])
+        return cls(start, **paths, secrets=found["secrets"], rendezvous=found["rendezvous"])
 
 
 def attempt_variable(attempt: AttemptId) -> tuple[str, str]:

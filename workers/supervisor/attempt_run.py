@@ -127,19 +127,19 @@ class AttemptRun:
         if self._carriage is not None:
             self._carriage.fetch_bundle(config.spec.program.bundle, self._lease.find_bundle_nonce)
         self._working_directory = working_dir.prepare_working_directory(config, config.spec, self._box)
-        meeting: dict[str, str] = {}
+        variables: dict[str, str] = {}
         if port is not None:
             address = port.getsockname()[:2]
             self._serve_rendezvous(port)
             if config.is_gang:
-                meeting = variables_of_node(config.address, *address)
+                variables = variables_of_node(config.address, *address)
         if self._link_listener is not None:
             self._followers = self._admit_followers(self._link_listener)
             self._ranks = [*self._ranks, *self._followers.ranks]
             self._followers.await_devices()
         is_complete = self._working_directory is None and checkpoint_settings(config.spec) is None
         if is_complete:
-            self._start_ranks(StartMessage(None, meeting=meeting))
+            self._start_ranks(StartMessage(None, rendezvous=variables))
         self._publisher = _open_publisher(config, self.devices, telemetry_url, self._redactor, self._lease)
         if self._working_directory is not None:
             self._listener = _listen_to_descendants(self._working_directory, self._publisher, self._box)
@@ -153,7 +153,7 @@ class AttemptRun:
                 )
         self._checkpoints = self._open_checkpoints(self._publisher)
         if not is_complete:
-            self._start_ranks(replace(self._start_message(), meeting=meeting))
+            self._start_ranks(replace(self._start_message(), rendezvous=variables))
 
     def monitor_ranks(self) -> AttemptOutcome:
         """Run until all ranks are dead, or would not die."""
@@ -397,13 +397,13 @@ class AttemptRun:
 
 def _start_of_parts(message: StartMessage, checkpoints: AttemptCheckpoints | None) -> Start:
     """What the parts on other nodes need to start their ranks as `message` starts those of this one."""
-    meeting = message.meeting
+    variables = message.rendezvous
     resume, sha256 = "", ""
     if checkpoints is not None and checkpoints.resumed is not None:
         resume, sha256 = checkpoints.resumed.directory.name, checkpoints.resumed.sha256
     elif message.working_directory is not None and message.working_directory.resumed_attempt:
         resume = str(message.working_directory.resumed_attempt)
-    return Start(meeting["MASTER_ADDR"], int(meeting["MASTER_PORT"]), resume, sha256)
+    return Start(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), resume, sha256)
 
 
 def _make_redactor(names: Mapping[str, str], secrets: Mapping[str, str]) -> SecretRedactor | None:

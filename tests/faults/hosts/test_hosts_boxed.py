@@ -6,7 +6,7 @@ import pytest
 
 from jobs.model.pool_policy import PoolPolicy
 from jobs.model.state import JobState, StateReason
-from jobs.store.policies import set_policy
+from jobs.store.pools import set_policy
 from tests.faults.scene.host_service import service_over_hosts
 from tests.faults.scene.machine import need
 from tests.integration.workers import reachable

@@ -17,7 +17,7 @@ from jobs.model.records import AttemptRecord
 from jobs.model.state import JobState
 from jobs.scheduling.scheduler import JobScheduler
 from jobs.store import AttemptId
-from jobs.store.provided_pools import read_demand
+from jobs.store.pools import read_demand
 from shardyard.contract.responses import ReasonView
 from tests.faults.scene.host_service import PASSWORD, PORT
 from tests.integration.store.invariants import violations

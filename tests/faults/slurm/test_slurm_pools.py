@@ -6,7 +6,7 @@ import pytest
 
 from jobs import store
 from jobs.model.state import JobState
-from jobs.store.provided_pools import read_demand
+from jobs.store.pools import read_demand
 from tests.faults.scene.slurm_service import BLOCK_SECONDS, POOL, SlurmService
 from tests.integration.workers.service import TENANT, eventually
 

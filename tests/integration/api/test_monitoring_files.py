@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jobs.model.provided_pool import PoolOffer
 from jobs.protocol import names
 from jobs.protocol.hardware import NodeReading, encode_readings
-from jobs.store.provided_pools import keep_pool
+from jobs.store.pools import keep_pool
 from shardyard.cli import COMMANDS
 from shardyard.contract.hardware import SERIES_TITLES
 from tests.integration.api.conftest import Api

@@ -5,7 +5,7 @@ import pytest
 from jobs import store
 from jobs.model.provided_pool import Block, PoolOffer
 from jobs.store.accounts.tokens import Scope
-from jobs.store.provided_pools import keep_pool, note_block
+from jobs.store.pools import keep_pool, note_block
 from tests.integration.api.conftest import Api
 from tests.integration.store.world import node_info
 

@@ -9,7 +9,7 @@ import pytest
 from jobs import store
 from jobs.model.state import StateReason
 from jobs.scheduling.node_demand import NodeLimits
-from jobs.store.provided_pools import list_offers, read_demand
+from jobs.store.pools import list_offers, read_demand
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import World, node_info
 from workers.provider import pool_keeper

@@ -5,7 +5,7 @@ import pytest
 from jobs import store
 from jobs.model.provided_pool import Block, PoolOffer
 from jobs.model.state import JobState, StateReason
-from jobs.store.provided_pools import (
+from jobs.store.pools import (
     ClassDemand,
     drop_pool,
     end_block,

@@ -13,7 +13,7 @@ import pytest
 
 from jobs import store
 from jobs.model.state import JobState, StateReason
-from jobs.store.provided_pools import end_block
+from jobs.store.pools import end_block
 from tests.integration.store.invariants import violations
 from tests.integration.workers.service import NODE, PATIENCE_SECONDS, WARM_SECONDS, Service, eventually
 from tests.support.servers.redis_server import redis_server

@@ -19,7 +19,7 @@ from jobs.model.spec_rules import parse_spec
 from jobs.model.state import JobState, StateReason
 from jobs.store import submit
 from jobs.store.accounts.tenant_secrets import put_secret
-from jobs.store.policies import set_policy
+from jobs.store.pools import set_policy
 from jobs.support import secret_keys
 from tests.integration.workers import reachable
 from tests.integration.workers.box_modes import QUICK_IN_FULL_BOX, UID, BoxMode, find_lacks

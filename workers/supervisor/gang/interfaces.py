@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from workers.rank.process import INTERFACE_VARIABLES, meeting_variables
+from workers.rank.process import INTERFACE_VARIABLES, rendezvous_variables
 
 LOOPBACK = "lo"
 
@@ -28,4 +28,4 @@ def variables_of_node(own_address: str, master_address: str, master_port: int) -
     """What tells a rank of this node where to meet the others, and through which interface: an operator's own choice,
     made in the worker's environment, counts."""
     chosen = {name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)}
-    return meeting_variables(master_address, master_port, find_interface(own_address)) | chosen
+    return rendezvous_variables(master_address, master_port, find_interface(own_address)) | chosen

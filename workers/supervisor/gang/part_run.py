@@ -209,8 +209,8 @@ class PartRun:
         elif start.resume and working is not None:
             saved_by = int(start.resume)
             working = replace(working, resume=self._copy_script_checkpoint(saved_by), resumed_attempt=saved_by)
-        meeting = variables_of_node(config.address, start.master_address, start.master_port)
-        return StartMessage(working, drafts.drafts if drafts is not None else None, resume, self._secrets, meeting)
+        variables = variables_of_node(config.address, start.master_address, start.master_port)
+        return StartMessage(working, drafts.drafts if drafts is not None else None, resume, self._secrets, variables)
 
     def _copy_script_checkpoint(self, saved_by: int) -> Path:
         """A copy of the checkpoint that the leader's ranks resume from, too: the newest whole one of that attempt."""

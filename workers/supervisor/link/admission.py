@@ -30,8 +30,6 @@ from workers.supervisor.link.handshake import (
 from workers.supervisor.link.messages import PartHello, decode_hello, this_version
 from workers.supervisor.rendezvous import bind_port
 
-__all__ = ["ExpectedPart", "JoinInterrupted", "LinkListener", "NotJoined"]
-
 log = structlog.get_logger(__name__)
 
 #: Handshakes at a time.

@@ -18,8 +18,6 @@ from workers.supervisor.link.messages import (
     encode,
 )
 
-__all__ = ["Link", "LinkClosed"]
-
 BEAT_SECONDS = 1.0
 #: Read by one call, so that one busy follower does not keep the leader from the others.
 READ_BYTES = 256 * 1024

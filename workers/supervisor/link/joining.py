@@ -23,8 +23,6 @@ from workers.supervisor.link.handshake import (
 )
 from workers.supervisor.link.messages import PartHello, encode
 
-__all__ = ["JoinInterrupted", "NotJoined", "connect"]
-
 #: Until a connection is tried anew, which is sooner than the system sends its packet again.
 CONNECT_SECONDS = 3.0
 #: Between two tries.

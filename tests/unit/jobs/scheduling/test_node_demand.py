@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jobs.model.provided_pool import Block
 from jobs.scheduling.node_demand import NodeLimits, plan_nodes
-from jobs.store.provided_pools import ClassDemand, NodeSupply, PoolDemand
+from jobs.store.pools import ClassDemand, NodeSupply, PoolDemand
 
 LIMITS = NodeLimits(devices=2, max_nodes=3)
 

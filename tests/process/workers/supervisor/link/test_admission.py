@@ -27,11 +27,10 @@ from workers.supervisor.link.admission import (
     MAX_HANDSHAKES,
     MAX_LOGGED_REFUSALS,
     ExpectedPart,
-    JoinInterrupted,
     LinkListener,
-    NotJoined,
 )
-from workers.supervisor.link.connection import Link, LinkClosed
+from workers.supervisor.link.connection import Link
+from workers.supervisor.link.errors import JoinInterrupted, LinkClosed, NotJoined
 from workers.supervisor.link.handshake import CHALLENGE_BYTES, LENGTH, MAX_HELLO_BYTES, Endpoint
 from workers.supervisor.link.joining import connect
 from workers.supervisor.link.messages import Over, PartHello, RankBytes

@@ -22,8 +22,8 @@ from workers.supervisor.link.connection import (
     RETRY_MILLISECONDS,
     TCP_RTO_MAX_MS,
     Link,
-    LinkClosed,
 )
+from workers.supervisor.link.errors import LinkClosed
 from workers.supervisor.link.framing import MAX_FRAME_BYTES, LinkFrameWriter
 from workers.supervisor.link.handshake import SessionKeys
 from workers.supervisor.link.messages import (

@@ -14,8 +14,9 @@ from tests.support.link_peers import ATTEMPT, Admitting, a_hello, admitting, nev
 from tests.support.timing import once_below
 from workers.supervisor.link import joining
 from workers.supervisor.link.admission import LinkListener
+from workers.supervisor.link.errors import JoinInterrupted, NotJoined
 from workers.supervisor.link.handshake import LENGTH, MAGIC, MAX_HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Endpoint
-from workers.supervisor.link.joining import JoinInterrupted, NotJoined, connect
+from workers.supervisor.link.joining import connect
 from workers.supervisor.link.messages import Over, PartHello, this_version
 
 SECRET = b"s" * 32

@@ -1,4 +1,4 @@
-"""Pools that a provider keeps, and their blocks."""
+"""Pools: their policies, which the operator sets, and the blocks of those that a provider keeps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,25 @@ from typing import Any
 
 import msgspec
 
+from jobs.model.pool_policy import DEFAULT_POLICY, PoolPolicy
 from jobs.model.provided_pool import SILENT_SECONDS, Block, PoolOffer, ProvidedPool
 from jobs.model.records import Fields
 from jobs.store.attempts import MAX_LOSSES
-from jobs.store.call import Call, call_function, is_ok, read_hash
+from jobs.store.call import Call, call_function, ignore_reply, is_ok, read_hash
 
 #: For so long no node of a block that is over may register.
 REMEMBERED_SECONDS = 86_400
+
+
+def set_policy(pool: str, policy: PoolPolicy) -> Call[None]:
+    """Set the policy of a pool, which need not have a node yet. It counts for what is dispatched from then on."""
+    stored = b"" if policy == DEFAULT_POLICY else msgspec.json.encode(policy)
+    return call_function("set_policy", ignore_reply, pool=pool, policy=stored)
+
+
+def decode_policies(found: Fields) -> dict[str, PoolPolicy]:
+    """Policies by pool, from the hash that has them."""
+    return {pool.decode(): msgspec.json.decode(policy, type=PoolPolicy) for pool, policy in sorted(found.items())}
 
 
 def keep_pool(pool: str, provider: str, ttl_seconds: float, offer: PoolOffer) -> Call[bool]:

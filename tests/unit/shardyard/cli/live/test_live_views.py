@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from shardyard.cli import device_table, top
-from shardyard.cli.device_table import DeviceRow, RowRates, device_rows, draw_devices
-from shardyard.cli.top import BoardFilter, ServiceBoard, SortOrder
+from shardyard.cli.live import device_table, top
+from shardyard.cli.live.device_table import DeviceRow, RowRates, device_rows, draw_devices
+from shardyard.cli.live.top import BoardFilter, ServiceBoard, SortOrder
 from shardyard.client import events
 from shardyard.client.report import SplitReport
 from shardyard.contract.fleet import DeviceView, NodeView, PoolView
 from shardyard.contract.report import time_parts
 from shardyard.contract.responses import JobSummary, PlacementView, Progress, ReasonView
 
-EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[5] / "docs" / "examples"
 NOW = datetime(2026, 1, 2, 3, 4, 10, tzinfo=UTC)
 
 

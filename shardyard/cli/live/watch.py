@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, make_console, print_json, state_text
-from shardyard.cli.device_table import RowRates, device_rows, draw_devices
+from shardyard.cli.live.device_table import RowRates, device_rows, draw_devices
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
 from shardyard.client import Client, endpoints, events, operations
 from shardyard.client.report import SplitReport
