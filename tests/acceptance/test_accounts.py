@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.harness import Up, wait_for_state
 from tests.integration.workers import reachable
 from tests.integration.workers.places import a_place
-from tests.integration.workers.test_confinement import SCRIPTS
+from tests.integration.workers.sandbox.test_confinement import SCRIPTS
 
 pytestmark = [
     pytest.mark.acceptance,

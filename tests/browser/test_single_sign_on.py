@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import PATIENCE_MS
-from tests.integration.api.test_process import api_process, until
-from tests.integration.api.test_single_sign_on import RULES
+from tests.integration.api.accounts.test_single_sign_on import RULES
+from tests.integration.api.system.test_process import api_process, until
 from tests.support.servers.identity_provider import CLIENT_ID, CLIENT_SECRET, free_port, running_provider
 from tests.support.servers.redis_server import redis_server
 

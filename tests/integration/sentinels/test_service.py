@@ -16,7 +16,7 @@ from jobs.store.acl import RedisRole
 from jobs.store.client import RedisStore
 from shardyard.client import Client, events
 from tests.integration.api.conftest import ADMIN
-from tests.integration.api.test_process import api_process
+from tests.integration.api.system.test_process import api_process
 from tests.integration.workers.service import MODULE, PATIENCE_SECONDS, WARM_SECONDS, eventually
 from tests.support.servers.balancer import balanced
 from tests.support.servers.sentinel_group import SentinelGroup

@@ -15,7 +15,7 @@ from jobs.storage.objects import ObjectStorage
 from jobs.store.client import RedisStore, connect
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt
-from tests.integration.api.test_process import Process, api_process, until
+from tests.integration.api.system.test_process import Process, api_process, until
 from tests.integration.storage.conftest import FOR_EVER
 from tests.support.samples.job_records import a_spec_body, node_info
 from tests.support.servers.redis_server import running_redis

@@ -13,7 +13,7 @@ from jobs.storage.remote import RemoteStorage
 from jobs.storage.service import ServiceStorage
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
-from tests.integration.api.test_process import api_process, until
+from tests.integration.api.system.test_process import api_process, until
 from tests.support.samples.job_records import a_spec_body, node_info
 from tests.support.servers.redis_server import running_redis
 

@@ -29,7 +29,7 @@ from shardyard.client import Client
 from shardyard.service.joining import checks
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.streams import Reader
-from tests.integration.api.test_process import until
+from tests.integration.api.system.test_process import until
 from tests.integration.storage.bucket_service import URL, BucketService, CarriedAttempt, bucket_service
 from tests.support.servers.redis_server import running_redis
 from tests.support.servers.s3_server import MOTO, SEAWEEDFS
