@@ -11,7 +11,8 @@ submits, twenty times a second in turn.
     first job    from the POST to the lease, and to the first step. Its share is half of the pool, of which it has
                  had nothing: the next device that is free is its own, so it waits for the shorter rest of two jobs
 
-`tests/integration/api/http/test_greedy_tenant.py` holds what must be so on any machine. The load is made on the same cores.
+`tests/integration/api/http/test_greedy_tenant.py` holds what must be so on any machine. The load is made on the same
+cores.
 """
 
 import http.client
