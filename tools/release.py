@@ -23,7 +23,7 @@ BUILD_SECONDS, INSTALL_SECONDS, DEMO_SECONDS = 900, 1800, 300
 #: What a wheel has beside modules: the dashboard, the store's scripts, the catalogue of recipes, examples, types.
 IN_THE_WHEEL = (
     "api/web/index.html",
-    "jobs/store/lua/queues.lua",
+    "jobs/store/lua/placing/queues.lua",
     "jobs/model/catalogue.json",
     "shardyard/examples/digits-ddp2.json",
     "shardyard/py.typed",

@@ -1,9 +1,9 @@
 """The library of Lua functions on the control Redis, assembled from the files in `lua/`.
 
-The shared parts, beside each other in `lua/`, come first; each file in a folder below is the body of one function. The
-library and its functions carry the digest of their source in their names, so that versions of the service that run side
-by side each call their own. A server keeps libraries with its data: it has them after a restart, and those of earlier
-versions, too.
+The shared parts come first: those beside each other in `lua/`, and in `lua/placing/` what decides which job gets which
+devices. Each file in another folder is the body of one function. The library and its functions carry the digest of
+their source in their names, so that versions of the service that run side by side each call their own. A server keeps
+libraries with its data: it has them after a restart, and those of earlier versions, too.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ SHARED_PARTS = (
     "values",
     "notifications",
     "webhooks",
-    "usage",
+    "placing/usage",
     "dependencies",
     "groups",
     "transitions",
     "parts",
     "bundles",
     "stored_jobs",
-    "classes",
-    "shares",
-    "queues",
+    "placing/classes",
+    "placing/shares",
+    "placing/queues",
     "quotas",
-    "awaiting",
-    "history",
-    "policies",
-    "devices",
-    "gangs",
+    "placing/awaiting",
+    "placing/history",
+    "placing/policies",
+    "placing/devices",
+    "placing/gangs",
     "attempts",
-    "drains",
-    "preemptions",
+    "placing/drains",
+    "placing/preemptions",
     "blocks",
     "submits",
 )
@@ -157,8 +157,9 @@ def function_library() -> FunctionLibrary:
 
 
 def _function_files(lua: Traversable) -> Iterator[Traversable]:
+    shared = {part.rpartition("/")[0] for part in SHARED_PARTS}
     for folder in lua.iterdir():
-        if folder.is_dir():
+        if folder.is_dir() and folder.name not in shared:
             yield from (file for file in folder.iterdir() if file.name.endswith(".lua"))
 
 

@@ -285,7 +285,7 @@ def test_imports_for_type_checkers_break_no_wall(tmp_path: Path) -> None:
 def test_a_folder_has_at_most_twenty_modules() -> None:
     sizes: dict[Path, int] = {}
     for top in (*PACKAGES, "benchmarks", "tests", "tools"):
-        for path in (ROOT / top).rglob("*.py"):
+        for path in (path for kind in ("*.py", "*.lua") for path in (ROOT / top).rglob(kind)):
             # The module of a package counts where it is more than that.
             is_module = path.name != "__init__.py" or "\ndef " in path.read_text(encoding="utf-8")
             sizes[path.parent] = sizes.get(path.parent, 0) + is_module

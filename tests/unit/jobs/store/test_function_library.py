@@ -10,7 +10,8 @@ from jobs.store.call import call_function, ignore_reply
 from jobs.store.function_library import MAX_OTHER_LIBRARIES, SHARED_PARTS, function_library
 
 LUA = Path(jobs.__file__).parent / "store" / "lua"
-FUNCTIONS = sorted(LUA.glob("*/*.lua"))
+SHARED = [LUA / f"{part}.lua" for part in SHARED_PARTS]
+FUNCTIONS = sorted(set(LUA.rglob("*.lua")) - set(SHARED))
 STORE = sorted((Path(jobs.__file__).parent / "store").rglob("*.py"))
 DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 DEFINED_KEY = re.compile(r"^(?:function )?keys\.(\w+)", re.MULTILINE)
@@ -24,7 +25,7 @@ def lua_code(path: Path) -> str:
 
 
 def test_every_file_is_part_of_the_library() -> None:
-    assert {path.stem for path in LUA.glob("*.lua")} == set(SHARED_PARTS)
+    assert {*LUA.glob("*.lua"), *(LUA / "placing").glob("*.lua")} == set(SHARED)
     assert {path.stem for path in FUNCTIONS} == set(function_library().functions)
     assert len(FUNCTIONS) == len({path.stem for path in FUNCTIONS})
 
@@ -37,7 +38,7 @@ def test_a_shared_part_uses_those_before_it_only() -> None:
 
 
 def test_every_shared_function_is_used() -> None:
-    code = " ".join(lua_code(path) for path in [*LUA.glob("*.lua"), *FUNCTIONS])
+    code = " ".join(lua_code(path) for path in [*SHARED, *FUNCTIONS])
     for part in SHARED_PARTS:
         for name in DEFINED.findall((LUA / f"{part}.lua").read_text()):
             assert len(re.findall(rf"\b{name}\b", code)) > 1, f"{name} of {part}.lua"
@@ -45,12 +46,12 @@ def test_every_shared_function_is_used() -> None:
 
 def test_the_keys_that_are_used_are_those_that_are_named() -> None:
     named = set(DEFINED_KEY.findall((LUA / "keys.lua").read_text()))
-    others = [path for path in [*LUA.glob("*.lua"), *FUNCTIONS] if path.name != "keys.lua"]
+    others = [path for path in [*SHARED, *FUNCTIONS] if path.name != "keys.lua"]
     assert set(re.findall(r"\bkeys\.(\w+)", " ".join(map(lua_code, others)))) == named
 
 
 def test_only_one_file_spells_keys_out() -> None:
-    spelled = [path.name for path in [*LUA.glob("*.lua"), *FUNCTIONS] if "'sy:" in path.read_text()]
+    spelled = [path.name for path in [*SHARED, *FUNCTIONS] if "'sy:" in path.read_text()]
     assert spelled == ["keys.lua"]
 
 
