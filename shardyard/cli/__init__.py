@@ -34,6 +34,7 @@ from shardyard.cli import (
     service,
     splits,
     submit,
+    tune,
 )
 from shardyard.cli.accounts import audit, login, quotas, secrets, shares, tokens, webhooks
 from shardyard.cli.common import Commands
@@ -45,7 +46,6 @@ from shardyard.cli.groups import manage as group_commands
 from shardyard.cli.groups import start as group_start
 from shardyard.cli.listing import job_list
 from shardyard.cli.live import top
-from shardyard.cli.tuning import tune
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard.contract.plain_text import escape_unsafe
 
