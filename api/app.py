@@ -187,7 +187,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Shardyard",
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
         lifespan=partial(_lifespan, settings, operator, single_sign_on, collector),
-        dependencies=[Depends(authenticate)],
+        dependencies=[Depends(authenticate)],  # of a route that is added here; those of the routers have their own
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.system.routes has one
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -209,8 +209,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 @cache
 def _authenticated_routes() -> tuple[BaseRoute, ...]:
-    """Those of all routers, each of which calls `authenticate` first. Applications share them: the framework works out
-    what each one takes when it is first asked for, which is most of the time of a process that tests a hundred."""
+    """Those of all routers, each of which calls `authenticate` first. The applications of a process share them, since
+    the framework takes 50 ms for each application to work out what its routes take."""
     whole = APIRouter(dependencies=[Depends(authenticate)])
     for router in ROUTERS:
         whole.include_router(router)
@@ -312,11 +312,11 @@ def _add_services(
 ) -> None:
     """What the routes call, each service by its type."""
     control, telemetry = connections.control, connections.telemetry
-    opened: ApiStorage = app.state.storage
+    shared: ApiStorage = app.state.storage
     changes, memory = ChangeNotifier(control), MemoryGuard(control)
-    bundles = BundleService(control, opened.root, settings.max_bundles_bytes, disks, memory, opened.files)
+    bundles = BundleService(control, shared.root, settings.max_bundles_bytes, disks, memory, shared.files)
     secrets = SecretService(control, settings.secret_keys())
-    storage = opened.for_readers()
+    storage = shared.for_readers()
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     token_service = TokenService(control, authenticator, fleet, jobs_unboxed=settings.jobs_unboxed)
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes, fleet))
@@ -355,11 +355,11 @@ def _add_services(
         secrets,
         token_service,
         SessionService(control, authenticator, token_service),
-        AuditService(storage, opened.send_unsent),
+        AuditService(storage, shared.send_unsent),
         QuotaService(control),
         JoinService(control, fleet, settings.join_file, settings.secret_keys()),
         SystemService(control, telemetry, fleet, changes, streams, disks, is_scheduler_alive, audit_log),
-        NodeFileService(control, opened.for_readers(), disks, settings),
+        NodeFileService(control, shared.for_readers(), disks, settings),  # whose threads hold up no other reader
         webhooks,
     )
     app.state.services = {type(service): service for service in services}
