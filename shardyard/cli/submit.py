@@ -264,7 +264,7 @@ def submit_command(
         source = SpecSource(words or [], from_job, changes or [], observe)
         spec = None if from_job is not None else _read_file(source)
         with connect_client(url, token) as client:
-            spec = spec or _read_spec_of_job(source, client)
+            spec = _read_spec_of_job(source, client) if spec is None else spec
             waits = _drop_unset(start_after=start, depends_on=_find_jobs(client, depends_on))
             spec = _edit_spec(spec, lambda fields: fields | waits) if waits else spec
             return _submit_spec(spec, client, bool(follow), as_json)

@@ -86,6 +86,13 @@ def test_a_plan_of_a_wrong_spec_names_the_field(tmp_path: Path, capsys: pytest.C
     assert "prority" in capsys.readouterr().err
 
 
+def test_a_file_without_a_spec_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.json"
+    path.touch()
+    assert run("submit", str(path)) == 2
+    assert "error: the body is not valid JSON" in capsys.readouterr().err
+
+
 def test_resubmit_prints_the_id_of_the_new_job(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("resubmit", job) == 0
     again = capsys.readouterr().out.strip()
